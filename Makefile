@@ -1,0 +1,62 @@
+# `make` lists the tasks. `make run` and `make test` set everything up by themselves on a machine with Python 3.11+.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+READY_DEV := $(VENV)/.ready-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format lint types bench crash lock clean
+
+help: ## list the tasks
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: $(READY) ## start the service on http://localhost:3000
+	@$(BIN)/duetime serve
+
+test: $(READY_DEV) ## run the tests
+	@$(BIN)/python -m pytest
+
+check: $(READY_DEV) format lint types test ## what CI runs: format, lint, types, tests
+
+format: $(READY_DEV) ## check the formatting (`make format FIX=1` mends it)
+	@$(BIN)/ruff format $(if $(FIX),,--check) .
+
+lint: $(READY_DEV) ## check the code (`make lint FIX=1` mends what can be mended)
+	@$(BIN)/ruff check $(if $(FIX),--fix,) .
+
+types: $(READY_DEV) ## check the types
+	@$(BIN)/mypy
+
+bench: $(READY_DEV) ## measure throughput and lateness, as ratios to raw ceilings
+	@$(BIN)/python -m bench
+
+crash: $(READY_DEV) ## kill -9 the service 100 times under load and count what was lost
+	@$(BIN)/python -m tests.e2e.crash --kills 100
+
+lock: ## write the lock files anew from pyproject.toml
+	@$(PYTHON) -m venv $(VENV)/lock && $(VENV)/lock/bin/pip install -q uv
+	@for extra in "" "--extra dev"; do \
+	  $(VENV)/lock/bin/uv pip compile pyproject.toml $$extra --universal --python-version 3.11 --generate-hashes \
+	    --no-header --no-annotate --no-emit-index-url --no-emit-find-links --upgrade -q \
+	    -o requirements$${extra:+-dev}.lock; done
+
+clean: ## remove what was set up
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# A venv for running, and what developing adds to it. The package itself is linked, so a change needs no new install.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Duetime needs Python 3.11 or newer, not " + sys.version.split()[0] + ": make run PYTHON=/path/to/python3.11")'
+	@echo "setting up $(VENV) (once) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -c 'import sysconfig, pathlib; pathlib.Path(sysconfig.get_path("purelib"), "duetime.pth").write_text(str(pathlib.Path("src").resolve()))'
+	@printf '#!%s\nimport sys\nfrom duetime.cli import main\nsys.exit(main())\n' "$(abspath $(BIN))/python" > $(BIN)/duetime
+	@chmod +x $(BIN)/duetime
+	@touch $@
+
+$(READY_DEV): $(READY) requirements-dev.lock
+	@echo "setting up the tools of developers (once) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@

@@ -1,0 +1,226 @@
+"""The HTTP deliverer: turns a begun timer into one signed request and its answer into an ``Outcome``.
+
+It owns what a callback looks like. The address guard (``egress``) says where a request may go, the client (``client``)
+carries it. Everything from the lookup to the last byte of the answer runs under one time limit. Nothing is raised: a
+bad target, a closed address, a silent receiver and a bug of ours all become an ``Outcome`` with a sentence for people,
+and the bug is logged as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+from collections.abc import Callable, Sequence
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Raw, Struct
+
+from duetime.clock import Clock
+from duetime.deliverers.client import Answer, HttpClient, Unreachable
+from duetime.deliverers.egress import Egress, Refused, Unresolved, Url, parse_url
+from duetime.deliverers.signing import sign
+from duetime.errors import InvalidInput
+from duetime.model import BodyFormat, HttpTarget, Outcome, OutcomeKind, Target, Timer
+from duetime.timetext import format_duration, format_time
+
+ROUTES_CACHED_MAX = 1024
+ROUTE_CHARS_CACHED_MAX = 4096  # a target with longer headers is prepared anew each time, so the cache stays small
+CHECK_SECONDS_MAX = 1.0
+RETRY_AFTER_MS_MAX = 366 * 24 * 3600 * 1000
+
+METHODS = frozenset({"POST", "PUT", "PATCH"})
+# What frames the request or proves who sent it is ours alone.
+RESERVED_HEADERS = frozenset(
+    {
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "webhook-id",
+        "webhook-timestamp",
+        "webhook-signature",
+        "duetime-attempt",
+        "duetime-timer",
+    }
+)
+
+_log = logging.getLogger(__name__)
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_BAD_IN_VALUE = re.compile(r"[\r\n\0]")
+_PLAIN = re.compile(r"[!-$&-~]*")  # visible ASCII without the percent sign, so that the quoting can be undone
+_QUOTE_SAFE = "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+_SPAN_BITS = (1 << 64) - 1
+
+
+class _Route(Struct, frozen=True):
+    """What all attempts for one target have in common."""
+
+    url: Url
+    head: bytes  # the request line and the headers that do not change
+    traced: bool  # the target brings a traceparent of its own
+
+
+class _Envelope(Struct, frozen=True, rename="camel"):
+    id: str
+    namespace: str
+    execute_at: str
+    attempt: int
+    payload: Raw
+
+
+_NULL = Raw(b"null")
+_encode = msgspec.json.Encoder().encode
+
+
+class HttpDeliverer:
+    def __init__(
+        self,
+        *,
+        egress: Egress,
+        clock: Clock,
+        keys_of: Callable[[str], Sequence[bytes]],
+        version: str,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._egress = egress
+        self._clock = clock
+        self._keys_of = keys_of
+        self._agent = f"timer-platform/0.1.0 duetime/{version}"
+        self._client = HttpClient(tls=tls)
+        self._cached_route = lru_cache(maxsize=ROUTES_CACHED_MAX)(self._prepare)
+
+    async def deliver(self, timer: Timer, timeout_ms: int) -> Outcome:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                route = self._route(timer.definition.target)
+                addresses = await self._egress.resolve(route.url)
+                answer = await self._client.request(route.url, addresses, self._message(route, timer))
+        except TimeoutError:
+            return Outcome(kind=OutcomeKind.TIMED_OUT, error=f"no answer within {format_duration(timeout_ms)}")
+        except (Unreachable, Unresolved) as exc:
+            return Outcome(kind=OutcomeKind.UNREACHABLE, error=str(exc))
+        except (Refused, InvalidInput) as exc:
+            return Outcome(kind=OutcomeKind.REFUSED, error=str(exc))
+        except Exception as exc:
+            _log.exception("delivery of %s/%s broke", timer.namespace, timer.id)
+            return Outcome(kind=OutcomeKind.UNREACHABLE, error=f"internal error: {type(exc).__name__}")
+        return self._outcome(answer)
+
+    async def check(self, target: Target) -> None:
+        url = self._route(target).url
+        try:
+            async with asyncio.timeout(CHECK_SECONDS_MAX):
+                await self._egress.resolve(url)
+        except Refused as exc:
+            raise InvalidInput("callback_url", f"leads inside: {exc}") from None
+        except (Unresolved, TimeoutError):
+            pass  # The name may have an address by the time it is due; each attempt judges anew.
+
+    def destination(self, target: Target) -> str:
+        try:
+            return self._route(target).url.origin
+        except InvalidInput as exc:
+            return f"invalid: {exc}"
+
+    async def close(self) -> None:
+        await self._client.close()
+        await self._egress.close()
+
+    def _route(self, target: Target) -> _Route:
+        if not isinstance(target, HttpTarget):
+            raise InvalidInput("target", "is not an HTTP target")
+        headers = tuple(target.headers.items())
+        if len(target.url) + sum(len(name) + len(value) for name, value in headers) > ROUTE_CHARS_CACHED_MAX:
+            return self._prepare(target.method, target.url, headers)
+        return self._cached_route(target.method, target.url, headers)
+
+    def _prepare(self, method: str, url: str, headers: tuple[tuple[str, str], ...]) -> _Route:
+        """Checks again what the doors have checked: a line break here would be a second request."""
+        if method not in METHODS:
+            raise InvalidInput("callback_method", f"must be one of {', '.join(sorted(METHODS))}")
+        parsed = parse_url(url)
+        names = {name.lower() for name, _ in headers}
+        lines = [f"{method} {parsed.target} HTTP/1.1", f"Host: {parsed.authority}"]
+        if "content-type" not in names:
+            lines.append("Content-Type: application/json")
+        if "user-agent" not in names:
+            lines.append(f"User-Agent: {self._agent}")
+        for name, value in headers:
+            if not _TOKEN.fullmatch(name) or _BAD_IN_VALUE.search(value):
+                raise InvalidInput("callback_headers", f"has a header that HTTP does not allow: {name!r}")
+            if name.lower() in RESERVED_HEADERS:
+                raise InvalidInput("callback_headers", f"must not set {name}")
+            lines.append(f"{name}: {value}")
+        head = "".join(f"{line}\r\n" for line in lines).encode("utf-8", "replace")
+        return _Route(parsed, head, "traceparent" in names)
+
+    def _message(self, route: _Route, timer: Timer) -> bytes:
+        """The whole request. Made for each attempt: the timestamp is fresh and signed, the id stays."""
+        body = body_of(timer)
+        delivery_id = timer.delivery_id
+        timestamp_s = self._clock.now() // 1000
+        keys = self._keys_of(timer.namespace)
+        signature = f"webhook-signature: {sign(keys, delivery_id, timestamp_s, body)}\r\n" if keys else ""
+        trace = "" if route.traced else f"traceparent: {_traceparent(delivery_id, timer.attempt)}\r\n"
+        head = (
+            f"webhook-id: {delivery_id}\r\nwebhook-timestamp: {timestamp_s}\r\n{signature}"
+            f"duetime-attempt: {timer.attempt}\r\nduetime-timer: {_name(timer)}\r\n{trace}"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        return b"".join((route.head, head.encode("ascii"), body))
+
+    def _outcome(self, answer: Answer) -> Outcome:
+        status = answer.status
+        return Outcome(
+            kind=OutcomeKind.ANSWERED,
+            status=status,
+            body=answer.body,
+            error=None if 200 <= status < 300 else f"HTTP {status}",
+            retry_after_ms=None if answer.retry_after is None else self._wait_ms(answer.retry_after),
+        )
+
+    def _wait_ms(self, retry_after: str) -> int | None:
+        """Retry-After is a number of seconds or a date; anything else is as if it were not there."""
+        text = retry_after.strip()
+        if text.isascii() and text.isdigit():
+            return min(int(text[:12]) * 1000, RETRY_AFTER_MS_MAX)
+        try:
+            date = parsedate_to_datetime(text)
+            if date.tzinfo is None:
+                date = date.replace(tzinfo=UTC)
+            wait_ms = int(date.timestamp() * 1000) - self._clock.now()
+        except (ValueError, TypeError, OverflowError, IndexError):
+            return None
+        return max(0, min(wait_ms, RETRY_AFTER_MS_MAX))
+
+
+def body_of(timer: Timer) -> bytes:
+    """What the receiver gets, in the shape that the timer's door promised."""
+    definition = timer.definition
+    payload = definition.payload
+    if definition.body is BodyFormat.PAYLOAD:
+        return bytes(payload)
+    return _encode(
+        _Envelope(
+            timer.id, timer.namespace, format_time(timer.execute_at), timer.attempt, payload if payload else _NULL
+        )
+    )
+
+
+def _name(timer: Timer) -> str:
+    """``namespace/id``, percent-encoded where a header could not carry it."""
+    name = f"{timer.namespace}/{timer.id}"
+    return name if _PLAIN.fullmatch(name) else quote(name, safe=_QUOTE_SAFE, errors="replace")
+
+
+def _traceparent(delivery_id: str, attempt: int) -> str:
+    """One trace for a firing, one span for each of its attempts; a duplicate of an attempt is the same span."""
+    trace = delivery_id.replace("-", "")
+    return f"00-{trace}-{(int(trace[16:], 16) + attempt) & _SPAN_BITS:016x}-01"

@@ -1,0 +1,81 @@
+"""What operators and their machines ask: is it alive, is it ready, how is it doing; and, in development, what time it
+is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from duetime.clock import VirtualClock
+from duetime.doors import wire
+from duetime.doors.http import Handler, Keys, Request, Response
+from duetime.errors import InvalidInput
+from duetime.service import Service
+from duetime.telemetry import CONTENT_TYPE, Telemetry
+from duetime.timetext import format_time, parse_duration
+
+
+class Advance(Struct):
+    advance: str
+
+
+_advance_decoder = msgspec.json.Decoder(Advance)
+
+
+class OperationsDoor:
+    def __init__(
+        self,
+        service: Service,
+        keys: Keys,
+        metrics_keys: Keys,
+        telemetry: Telemetry,
+        *,
+        ready: Callable[[], bool],
+        refusal: Callable[[Exception], Response],
+        virtual_clock: VirtualClock | None,
+    ) -> None:
+        self._service = service
+        self._keys = keys
+        self._metrics_keys = metrics_keys
+        self._telemetry = telemetry
+        self._ready = ready
+        self._virtual_clock = virtual_clock
+        self.refusal = refusal
+
+    def routes(self) -> dict[str, dict[str, Handler]]:
+        routes: dict[str, dict[str, Handler]] = {
+            "/livez": {"GET": self.livez},
+            "/readyz": {"GET": self.readyz},
+            "/metrics": {"GET": self.metrics},
+        }
+        if self._virtual_clock is not None:
+            routes["/clock"] = {"GET": self.clock, "POST": self.advance}
+        return routes
+
+    async def livez(self, request: Request) -> Response:
+        return Response(200, b'{"status":"alive"}')
+
+    async def readyz(self, request: Request) -> Response:
+        if self._ready():
+            return Response(200, b'{"status":"ready"}')
+        return Response(503, b'{"status":"not ready"}')
+
+    async def metrics(self, request: Request) -> Response:
+        self._metrics_keys.check(request)
+        page = self._telemetry.page(await self._service.tally())
+        return Response(200, page, ((b"content-type", CONTENT_TYPE.encode()),))
+
+    async def clock(self, request: Request) -> Response:
+        return Response(200, b'{"now":"%s"}' % format_time(self._service.clock.now()).encode())
+
+    async def advance(self, request: Request) -> Response:
+        self._keys.check(request)
+        assert self._virtual_clock is not None
+        asked = wire.decode(await request.body(1024), Advance, _advance_decoder)
+        ms = parse_duration(asked.advance, "advance")
+        if ms > 100 * 366 * 86_400_000:
+            raise InvalidInput("advance", "must be at most 100 years")
+        self._virtual_clock.advance(ms)
+        return await self.clock(request)

@@ -1,0 +1,385 @@
+"""The platform door: ``/timers`` and ``/health``, every answer ``{"code", "message", "data"}``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from duetime.doors import wire
+from duetime.doors.http import JSON, Handler, Keys, MethodNotAllowed, NotFound, Request, Response, Unauthorized
+from duetime.doors.retry_policy import RetryPolicyIn
+from duetime.errors import (
+    InvalidInput,
+    PayloadTooLarge,
+    StoreError,
+    TimerConflict,
+    TimerNotFound,
+    TimerNotPending,
+)
+from duetime.model import (
+    ABSENT,
+    DEFAULT_NAMESPACE,
+    SECOND_MS,
+    SINGLE_ATTEMPT,
+    BodyFormat,
+    Definition,
+    HttpTarget,
+    ResponseProtocol,
+    Status,
+    Timer,
+)
+from duetime.service import Service, fingerprint_of, id_of_key
+from duetime.store import Query, Sort
+from duetime.telemetry import Telemetry
+from duetime.timetext import format_time, parse_time
+
+AHEAD_MS_MIN = 5 * SECOND_MS
+LIMIT_DEFAULT, LIMIT_MAX = 50, 200
+OFFSET_MAX = 10**9
+KEY_LENGTH_MAX = 255
+HEALTH_TIMEOUT_SECONDS = 5.0
+
+SUCCESS, INTERNAL, INVALID, NOT_FOUND, UNAUTHORIZED = range(5)
+
+
+class Callback(Struct):
+    type: str
+    topic: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class Fields(Struct):
+    """What a create and an update have in common; null means the same as leaving a field out, except in a payload."""
+
+    execute_at: str | None = None
+    callback_url: str | None = None
+    callback_method: str | None = None
+    callback_headers: dict[str, str] | None = None
+    callback_payload: Raw = ABSENT
+    metadata: Raw = ABSENT
+    retry_policy: RetryPolicyIn | None = None
+    callback: Callback | None = None
+
+
+class Create(Fields):
+    idempotency_key: str | None = None
+
+
+_create_decoder = msgspec.json.Decoder(Create)
+_update_decoder = msgspec.json.Decoder(Fields)
+
+
+class Summary(Struct):
+    id: str
+    created_at: str
+    execute_at: str
+    callback_url: str | None
+    callback_method: str | None
+    status: Status
+    executed_at: str | None
+
+
+class Updated(Struct):
+    id: str
+    created_at: str
+    updated_at: str
+    execute_at: str
+    callback_url: str | None
+    callback_method: str | None
+    status: Status
+    executed_at: str | None
+
+
+class Full(Struct):
+    id: str
+    created_at: str
+    updated_at: str
+    execute_at: str
+    callback_url: str | None
+    callback_method: str | None
+    callback_headers: dict[str, str] | None
+    callback_payload: Raw | None
+    status: Status
+    last_error: str | None
+    executed_at: str | None
+    metadata: Raw | None
+
+
+class Envelope(Struct):
+    code: int
+    message: str
+    data: Any
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _reply(status: int, code: int, message: str, data: object = None) -> Response:
+    return Response(status, _encode(Envelope(code, message, data)))
+
+
+class PlatformDoor:
+    def __init__(self, service: Service, keys: Keys, telemetry: Telemetry, *, request_bytes_max: int) -> None:
+        self._service = service
+        self._keys = keys
+        self._telemetry = telemetry
+        self._request_bytes_max = request_bytes_max
+
+    def routes(self) -> dict[str, dict[str, Handler]]:
+        return {
+            "/timers": {"POST": self._with_key(self.create), "GET": self._with_key(self.list)},
+            "/timers/{}": {
+                "GET": self._with_key(self.get),
+                "PUT": self._with_key(self.update),
+                "DELETE": self._with_key(self.cancel),
+            },
+            "/health": {"GET": self.health},
+        }
+
+    def refusal(self, error: Exception) -> Response:
+        match error:
+            case PayloadTooLarge():
+                return _reply(413, INVALID, str(error))
+            case InvalidInput() | TimerNotPending():
+                return _reply(400, INVALID, str(error))
+            case TimerConflict():
+                return _reply(409, INVALID, str(error))
+            case TimerNotFound() | NotFound():
+                return _reply(404, NOT_FOUND, str(error))
+            case MethodNotAllowed():
+                response = _reply(405, INVALID, str(error))
+                response.headers = (JSON, (b"allow", ", ".join(error.allowed).encode()))
+                return response
+            case Unauthorized():
+                return _reply(401, UNAUTHORIZED, str(error))
+            case StoreError():
+                response = _reply(503, INTERNAL, f"database error: {error}")
+                response.headers = (JSON, (b"retry-after", b"1"))
+                return response
+        return _reply(500, INTERNAL, "internal error: the log of the service has the details")
+
+    def _with_key(self, handler: Handler) -> Handler:
+        async def checked(request: Request) -> Response:
+            self._keys.check(request)
+            return await handler(request)
+
+        return checked
+
+    async def create(self, request: Request) -> Response:
+        body = await request.body(self._request_bytes_max)
+        fields = wire.decode(body, Create, _create_decoder)
+        if fields.execute_at is None:
+            raise InvalidInput("execute_at", "is required")
+        if fields.callback_url is None and fields.callback is None:
+            raise InvalidInput("callback_url", "is required")
+        execute_at = parse_time(fields.execute_at, "execute_at")
+        definition = _changed(fields, None)
+        key = fields.idempotency_key
+        if key is None:
+            self._check_ahead(execute_at)
+            made = self._service.create(
+                namespace=DEFAULT_NAMESPACE, id=None, execute_at=execute_at, definition=definition
+            )
+            timer, new = await made
+        else:
+            timer, new = await self._create_once(key, execute_at, definition)
+        if not new:
+            return _reply(200, SUCCESS, "timer exists already", _summary(timer))
+        self._telemetry.created("platform")
+        return _reply(201, SUCCESS, "timer created successfully", _summary(timer))
+
+    async def _create_once(self, key: str, execute_at: int, definition: Definition) -> tuple[Timer, bool]:
+        if not 1 <= len(key) <= KEY_LENGTH_MAX:
+            raise InvalidInput("idempotency_key", f"must have 1 to {KEY_LENGTH_MAX} characters")
+        id = id_of_key(key)
+        fingerprint = fingerprint_of(definition, execute_at)
+        try:
+            self._check_ahead(execute_at)
+        except InvalidInput:
+            # A repeat may come when its time is near or past: it gets the first answer, not an error.
+            there = await self._service.repeated(DEFAULT_NAMESPACE, id, fingerprint)
+            if there is None:
+                raise
+            return there, False
+        return await self._service.create(
+            namespace=DEFAULT_NAMESPACE, id=id, execute_at=execute_at, definition=definition, fingerprint=fingerprint
+        )
+
+    async def get(self, request: Request) -> Response:
+        timer = await self._service.get(DEFAULT_NAMESPACE, _id(request))
+        return _reply(200, SUCCESS, "success", _full(timer))
+
+    async def list(self, request: Request) -> Response:
+        query = request.query()
+        asked = Query(
+            namespace=DEFAULT_NAMESPACE,
+            status=_choice(query, "status", Status, None),
+            sort=_choice(query, "sort", Sort, Sort.CREATED_AT),
+            descending=_one_of(query, "order", ("asc", "desc"), "desc") == "desc",
+            limit=_whole(query, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX),
+            offset=_whole(query, "offset", 0, 0, OFFSET_MAX),
+        )
+        timers, total = await self._service.list(asked)
+        page = {
+            "timers": [_summary(timer) for timer in timers],
+            "total": total,
+            "limit": asked.limit,
+            "offset": asked.offset,
+        }
+        return _reply(200, SUCCESS, "success", page)
+
+    async def update(self, request: Request) -> Response:
+        id = _id(request)
+        body = await request.body(self._request_bytes_max)
+        fields = wire.decode(body, Fields, _update_decoder)
+        execute_at = None if fields.execute_at is None else parse_time(fields.execute_at, "execute_at")
+        timer = await self._service.get(DEFAULT_NAMESPACE, id)
+        if timer.status is not Status.PENDING:
+            raise TimerNotPending("update", timer.status)
+        if execute_at is not None:
+            self._check_ahead(execute_at)
+        change: Callable[[Definition], Definition] = partial(_changed, fields)
+        await self._service.check_target(change(timer.definition).target)
+        timer = await self._service.update(DEFAULT_NAMESPACE, id, execute_at=execute_at, change=change)
+        return _reply(200, SUCCESS, "timer updated successfully", _updated(timer))
+
+    async def cancel(self, request: Request) -> Response:
+        timer = await self._service.cancel(DEFAULT_NAMESPACE, _id(request))
+        return _reply(200, SUCCESS, "timer canceled successfully", {"id": timer.id, "status": timer.status})
+
+    async def health(self, request: Request) -> Response:
+        up = True
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
+                await self._service.ping()
+        except (StoreError, TimeoutError):
+            up = False
+        data = {
+            "status": "up" if up else "degraded",
+            "database": "connected" if up else "disconnected",
+            "timestamp": format_time(self._service.clock.now()),
+        }
+        if up:
+            return _reply(200, SUCCESS, "healthy", data)
+        return _reply(500, INTERNAL, "database connection failed", data)
+
+    def _check_ahead(self, execute_at: int) -> None:
+        ahead_ms = execute_at - self._service.clock.now()
+        if ahead_ms <= 0:
+            raise InvalidInput("execute_at", "must be in the future")
+        if ahead_ms < AHEAD_MS_MIN:
+            raise InvalidInput("execute_at", "must be in the future by at least 5 seconds")
+
+
+_NEW = Definition(
+    target=HttpTarget(url=""), retry=SINGLE_ATTEMPT, body=BodyFormat.PAYLOAD, protocol=ResponseProtocol.STATUS
+)
+
+
+def _changed(fields: Fields, before: Definition | None) -> Definition:
+    """The definition that the fields make, of a new timer or out of the one before."""
+    if fields.callback is not None:
+        if fields.callback.type == "nats":
+            raise InvalidInput("callback.type", "'nats' needs a broker, and this service has none")
+        raise InvalidInput("callback.type", "must be 'nats'; an HTTP callback is given by callback_url")
+    new = before or _NEW
+    old = new.target
+    if not isinstance(old, HttpTarget):
+        raise InvalidInput("callback", "of a NATS timer can't be changed here")
+    url, method, headers = fields.callback_url, fields.callback_method, fields.callback_headers
+    target = HttpTarget(
+        url=old.url if url is None else wire.check_url(url, "callback_url"),
+        method=old.method if method is None else wire.check_method(method, "callback_method"),
+        headers=old.headers if headers is None else wire.check_headers(headers, "callback_headers"),
+    )
+    return msgspec.structs.replace(
+        new,
+        target=target,
+        payload=fields.callback_payload or new.payload,
+        metadata=fields.metadata or new.metadata,
+        retry=new.retry if fields.retry_policy is None else fields.retry_policy.checked("retry_policy"),
+    )
+
+
+def _id(request: Request) -> str:
+    return wire.check_uuid(request.parameters[0], "id")
+
+
+def _choice(query: dict[str, str], name: str, kinds: Any, default: Any) -> Any:
+    return kinds(_one_of(query, name, tuple(kind.value for kind in kinds), default)) if name in query else default
+
+
+def _one_of(query: dict[str, str], name: str, words: tuple[str, ...], default: str) -> str:
+    given = query.get(name, default)
+    if given not in words:
+        raise InvalidInput(name, f"must be one of {', '.join(words)}")
+    return given
+
+
+def _whole(query: dict[str, str], name: str, default: int, low: int, high: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 12 and low <= int(text) <= high):
+        raise InvalidInput(name, f"must be a whole number from {low} to {high}")
+    return int(text)
+
+
+def _time(at: int | None) -> str | None:
+    return None if at is None else format_time(at)
+
+
+def _url_and_method(timer: Timer) -> tuple[str | None, str | None]:
+    target = timer.definition.target
+    return (target.url, target.method) if isinstance(target, HttpTarget) else (None, None)
+
+
+def _summary(timer: Timer) -> Summary:
+    url, method = _url_and_method(timer)
+    return Summary(
+        timer.id,
+        format_time(timer.created_at),
+        format_time(timer.execute_at),
+        url,
+        method,
+        timer.status,
+        _time(timer.executed_at),
+    )
+
+
+def _updated(timer: Timer) -> Updated:
+    url, method = _url_and_method(timer)
+    return Updated(
+        timer.id,
+        format_time(timer.created_at),
+        format_time(timer.updated_at),
+        format_time(timer.execute_at),
+        url,
+        method,
+        timer.status,
+        _time(timer.executed_at),
+    )
+
+
+def _full(timer: Timer) -> Full:
+    url, method = _url_and_method(timer)
+    definition = timer.definition
+    return Full(
+        timer.id,
+        format_time(timer.created_at),
+        format_time(timer.updated_at),
+        format_time(timer.execute_at),
+        url,
+        method,
+        definition.target.headers or None,
+        definition.payload or None,
+        timer.status,
+        timer.last_error,
+        _time(timer.executed_at),
+        definition.metadata or None,
+    )

@@ -1,0 +1,103 @@
+"""Makes the attempts of begun timers, within the limits of each destination, and hands what came of them on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from duetime import lifecycle
+from duetime.clock import Clock
+from duetime.deliverer import Deliverer
+from duetime.engine.destinations import Destination, Destinations
+from duetime.engine.ownership import Ownership
+from duetime.engine.recorder import Recorder
+from duetime.model import Target, Timer
+from duetime.retry import Uniform
+from duetime.telemetry import Telemetry
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        deliverers: Mapping[type[Target], Deliverer],
+        ownership: Ownership,
+        recorder: Recorder,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        per_destination_max: int,
+        uniform: Uniform,
+    ) -> None:
+        self._deliverers = deliverers
+        self._ownership = ownership
+        self._recorder = recorder
+        self._clock = clock
+        self._telemetry = telemetry
+        self._uniform = uniform
+        self._destinations = Destinations(per_destination_max)
+
+    def dispatch(self, timer: Timer, spawn: Spawn) -> None:
+        """Start an attempt, queue it for its destination, or put it back."""
+        self._recorder.under_way += 1
+        now = self._clock.now()
+        if timer.lost >= lifecycle.LOST_MAX:
+            self._recorder.add(timer, lifecycle.give_up(timer, now=now))
+            return
+        target = timer.definition.target
+        deliverer = self._deliverers[type(target)]
+        destination = self._destinations[deliverer.destination(target)]
+        put_off_ms = destination.put_off_ms(now)
+        if put_off_ms is not None:
+            self._put_back(timer, now + put_off_ms)
+        elif destination.free():
+            destination.running += 1
+            spawn(self._work(deliverer, destination, timer))
+        else:
+            destination.waiting.append(timer)
+
+    def put_back_waiting(self) -> None:
+        """For a drain: what has not started goes back to the store, due as it was."""
+        for timer in self._destinations.take_waiting():
+            self._put_back(timer, timer.fire_at)
+
+    async def _work(self, deliverer: Deliverer, destination: Destination, timer: Timer | None) -> None:
+        """Deliver a timer, and then what has been waiting for the same destination."""
+        try:
+            while timer is not None:
+                await self._attempt(deliverer, destination, timer)
+                timer = destination.waiting.popleft() if destination.waiting else None
+        finally:
+            destination.running -= 1
+
+    async def _attempt(self, deliverer: Deliverer, destination: Destination, timer: Timer) -> None:
+        now = self._clock.now()
+        timeout_ms = timer.definition.timeout_ms
+        if not self._ownership.trusts(timer):
+            self._telemetry.abandoned()
+            self._recorder.forget()
+            return
+        if timer.deadline_at is not None and now + timeout_ms > timer.deadline_at:
+            # It waited too long to be over by its deadline, at which a successor may fire it too.
+            self._put_back(timer, now)
+            return
+        self._telemetry.lateness(now - timer.fire_at)
+        outcome = await deliverer.deliver(timer, timeout_ms)
+        now = self._clock.now()
+        if destination.note(outcome, now):
+            for waiting in destination.waiting:
+                self._put_back(waiting, now + (destination.put_off_ms(now) or 0))
+            destination.waiting.clear()
+        after = lifecycle.settle(timer, outcome, now=now, uniform=self._uniform)
+        self._telemetry.attempted(outcome.kind, after.status)
+        self._recorder.add(timer, after)
+
+    def _put_back(self, timer: Timer, fire_at: int) -> None:
+        now = self._clock.now()
+        if fire_at > now:
+            # Spread out what was put off together, lest it come back together.
+            fire_at += round(self._uniform(0, fire_at - now) / 2)
+        self._telemetry.deferred()
+        self._recorder.add(timer, lifecycle.defer(timer, fire_at=fire_at, now=now))

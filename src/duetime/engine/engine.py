@@ -1,0 +1,154 @@
+"""Looks for what is due, begins it in the store and hands it out; and starts, drains and stops the parts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from random import uniform as random_uniform
+from typing import Any
+
+from msgspec import Struct
+
+from duetime.clock import Clock
+from duetime.deliverer import Deliverer
+from duetime.engine.alarm import Alarm
+from duetime.engine.dispatcher import Dispatcher
+from duetime.engine.ownership import Ownership
+from duetime.engine.recorder import Recorder
+from duetime.errors import StoreError, StoreFailed, StoreIndeterminate, StoreUnavailable
+from duetime.model import DAY_MS, MINUTE_MS, SECOND_MS, Target
+from duetime.retry import Uniform
+from duetime.store import Store
+from duetime.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+UNHELD_WAIT_SECONDS = 0.05
+PURGE_BATCH = 500
+
+
+class EngineOptions(Struct, frozen=True, kw_only=True):
+    lease_ms: int = 10 * SECOND_MS
+    look_interval_ms: int = SECOND_MS
+    begin_max: int = 500
+    in_flight_max: int = 4096
+    per_destination_max: int = 256
+    drain_ms: int = 25 * SECOND_MS
+    retention_ms: int = 30 * DAY_MS
+    purge_interval_ms: int = MINUTE_MS
+
+
+class Engine:
+    def __init__(
+        self,
+        store: Store,
+        deliverers: Mapping[type[Target], Deliverer],
+        clock: Clock,
+        telemetry: Telemetry,
+        options: EngineOptions | None = None,
+        *,
+        uniform: Uniform = random_uniform,
+    ) -> None:
+        self.options = options or EngineOptions()
+        self._store = store
+        self._clock = clock
+        self._telemetry = telemetry
+        self.alarm = Alarm(clock, interval_ms=self.options.look_interval_ms)
+        self.ownership = Ownership(store, clock, telemetry, lease_ms=self.options.lease_ms)
+        self.recorder = Recorder(store, self.ownership, self.alarm, clock, telemetry)
+        self.dispatcher = Dispatcher(
+            deliverers,
+            self.ownership,
+            self.recorder,
+            clock,
+            telemetry,
+            per_destination_max=self.options.per_destination_max,
+            uniform=uniform,
+        )
+        self._draining = asyncio.Event()
+
+    def nudge(self, at: int) -> None:
+        """A timer was written that falls due at ``at``."""
+        self.alarm.nudge(at)
+
+    async def look(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+        """Begin what is due, as much as can be delivered soon, and hand it out."""
+        limit = min(self.options.begin_max, self.options.in_flight_max - self.recorder.under_way)
+        held = dict(self.ownership.held())
+        self.alarm.reset()
+        started = self._clock.monotonic()
+        try:
+            begun = await self._store.begin(self.ownership.owner_id, held, limit)
+        except StoreUnavailable as error:
+            log.warning("could not look for due timers: %s", error)
+            return
+        except StoreIndeterminate as error:
+            log.warning("the fate of a begin is unknown, claiming the shards anew: %s", error)
+            self.ownership.distrust(held)
+            return
+        self._telemetry.begin_took(self._clock.monotonic() - started)
+        self._telemetry.fenced(len(begun.refused))
+        self.ownership.lose(begun.refused)
+        for timer in begun.timers:
+            self.dispatcher.dispatch(timer, spawn)
+        if begun.next_at is not None:
+            self.alarm.nudge(begun.next_at)
+
+    async def run(self) -> None:
+        """Fire timers until ``drain`` is called; then finish what is in flight and give the shards up."""
+        async with asyncio.TaskGroup() as upkeep:
+            loops = [upkeep.create_task(loop) for loop in (self.ownership.run(), self.recorder.run(), self._purge())]
+            try:
+                async with asyncio.TaskGroup() as attempts:
+                    await self._fire(attempts.create_task)
+                    await self._finish()
+                    for task in list(attempts._tasks):
+                        task.cancel()
+            finally:
+                for task in loops:
+                    task.cancel()
+            try:
+                await self.ownership.release()
+            except StoreError as error:
+                log.warning("could not release the shards, their leases will run out: %s", error)
+
+    def drain(self) -> None:
+        """Begin nothing more."""
+        self._draining.set()
+        self.alarm.nudge(0)
+        self.recorder.recorded.set()
+
+    async def _fire(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+        # A small remainder of room is not worth a look: wait until a good batch fits.
+        full = self.options.in_flight_max - min(self.options.begin_max, self.options.in_flight_max // 4)
+        while not self._draining.is_set():
+            if self.recorder.under_way > full:
+                self.recorder.recorded.clear()
+                await self.recorder.recorded.wait()
+            elif not self.ownership.held():
+                await self._clock.sleep(UNHELD_WAIT_SECONDS, self._draining)
+            else:
+                await self.look(spawn)
+                await self.alarm.ring()
+
+    async def _finish(self) -> None:
+        self.dispatcher.put_back_waiting()
+        until = self._clock.monotonic() + self.options.drain_ms / 1000
+        while self.recorder.under_way and (left := until - self._clock.monotonic()) > 0:
+            self.recorder.recorded.clear()
+            await self._clock.sleep(left, self.recorder.recorded)
+        if self.recorder.under_way:
+            log.warning("%d attempts were still under way: they will be fired again", self.recorder.under_way)
+
+    async def _purge(self) -> None:
+        """Drop what is older than its retention, a little at a time."""
+        while True:
+            try:
+                dropped = await self._store.purge(retention_ms=self.options.retention_ms, limit=PURGE_BATCH)
+            except StoreFailed:
+                raise
+            except StoreError as error:
+                log.warning("could not drop old timers: %s", error)
+                dropped = 0
+            await self._clock.sleep(0.1 if dropped == PURGE_BATCH else self.options.purge_interval_ms / 1000)

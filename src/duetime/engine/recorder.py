@@ -1,0 +1,80 @@
+"""Writes what came of attempts: one fenced batch at a time, gathered while the one before it is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from duetime.clock import Clock
+from duetime.engine.alarm import Alarm
+from duetime.engine.ownership import Ownership
+from duetime.errors import StoreIndeterminate, StoreUnavailable
+from duetime.model import Status, Timer
+from duetime.store import Store
+from duetime.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+BATCH_MAX = 1_000
+RETRY_SECONDS = 0.2
+
+
+class Recorder:
+    def __init__(self, store: Store, ownership: Ownership, alarm: Alarm, clock: Clock, telemetry: Telemetry) -> None:
+        self._store = store
+        self._ownership = ownership
+        self._alarm = alarm
+        self._clock = clock
+        self._telemetry = telemetry
+        self._changes: list[tuple[Timer, Timer]] = []
+        self._some = asyncio.Event()
+        self.recorded = asyncio.Event()
+        """Set whenever a batch has been dealt with."""
+        self.under_way = 0
+        """Begun timers whose outcome has not been dealt with yet: what the instance has in flight."""
+
+    def add(self, before: Timer, after: Timer) -> None:
+        self._changes.append((before, after))
+        self._some.set()
+
+    def forget(self, count: int = 1) -> None:
+        """These attempts will not be recorded by us: their next owner fires them again at their deadline."""
+        self.under_way -= count
+        self.recorded.set()
+
+    async def run_once(self) -> None:
+        """Record what there is, at most one batch."""
+        batch, self._changes = self._changes[:BATCH_MAX], self._changes[BATCH_MAX:]
+        if not self._changes:
+            self._some.clear()
+        if not batch:
+            return
+        started = self._clock.monotonic()
+        try:
+            recorded = await self._store.record(self._ownership.owner_id, batch)
+        except StoreUnavailable as error:
+            # Nothing was written, so the same conditional write may be sent again for what is still ours.
+            log.warning("could not record %d outcomes, trying again: %s", len(batch), error)
+            kept = [change for change in batch if self._ownership.trusts(change[0])]
+            self.forget(len(batch) - len(kept))
+            self._changes[:0] = kept
+            if kept:
+                self._some.set()
+            await self._clock.sleep(RETRY_SECONDS)
+            return
+        except StoreIndeterminate as error:
+            log.warning("the fate of %d recorded outcomes is unknown, claiming their shards anew: %s", len(batch), error)
+            self._ownership.distrust({before.shard for before, _ in batch})
+            self.forget(len(batch))
+            return
+        self._telemetry.record_took(self._clock.monotonic() - started)
+        self._telemetry.fenced(recorded.count(False))
+        for (_, after), done in zip(batch, recorded, strict=True):
+            if done and after.status is Status.PENDING:
+                self._alarm.nudge(after.fire_at)
+        self.forget(len(batch))
+
+    async def run(self) -> None:
+        while True:
+            await self._some.wait()
+            await self.run_once()

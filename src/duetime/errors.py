@@ -1,0 +1,78 @@
+"""Every error that Duetime raises on purpose.
+
+    DuetimeError
+    ├── InvalidInput         the request breaks a rule; names the field
+    ├── TimerNotFound        there is no such timer
+    ├── TimerConflict        the id is taken by a timer with other parameters
+    ├── TimerNotPending      the timer is executing or final, so the change lost the race
+    ├── UnknownNamespace     the namespace was never made
+    ├── SettingsError        a setting is missing or wrong; the start stops with this line
+    └── StoreError
+        ├── StoreUnavailable     nothing was written; try again later
+        ├── StoreIndeterminate   a write was sent and its fate is unknown: never retry it blindly
+        └── StoreFailed          the store must not be trusted any more; the process stops
+
+Doors translate the first five into 4xx answers and ``StoreError`` into their own 5xx.
+"""
+
+from __future__ import annotations
+
+
+class DuetimeError(Exception):
+    """The root: catch it to catch whatever Duetime raises on purpose."""
+
+
+class InvalidInput(DuetimeError):
+    """The request breaks a rule of the contract."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field} {reason}" if field else reason)
+        self.field = field
+        self.reason = reason
+
+
+class PayloadTooLarge(InvalidInput):
+    """The request is larger than the limit that the settings give."""
+
+
+class TimerNotFound(DuetimeError):
+    def __init__(self) -> None:
+        super().__init__("timer not found")
+
+
+class TimerConflict(DuetimeError):
+    """A timer with this identity exists and was made with other parameters."""
+
+
+class TimerNotPending(DuetimeError):
+    """The timer left ``pending`` before the change was written."""
+
+    def __init__(self, verb: str, status: str) -> None:
+        super().__init__(f"cannot {verb} timer with status '{status}'")
+        self.status = status
+
+
+class UnknownNamespace(DuetimeError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"namespace '{name}' does not exist")
+        self.name = name
+
+
+class SettingsError(DuetimeError):
+    """A setting is missing or wrong."""
+
+
+class StoreError(DuetimeError):
+    """The store could not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """Nothing was written; the same call may work later."""
+
+
+class StoreIndeterminate(StoreError):
+    """A write was sent and nobody knows whether it was committed."""
+
+
+class StoreFailed(StoreError):
+    """The store reported damage (a failed write or sync): nothing it says may be trusted."""

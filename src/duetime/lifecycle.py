@@ -1,0 +1,152 @@
+"""Every arrow of the state machine, each as a pure function from a timer to the timer after it.
+
+    pending → executing          begin
+    executing → completed        settle
+    executing → failed           settle, when the policy is exhausted; give_up, when outcomes keep getting lost
+    executing → pending          settle, for a retry or a reschedule; defer, when no attempt was made after all
+    pending → canceled           cancel
+    pending → pending            amend
+
+Stores write what these return, conditionally on the revision that they started from.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from duetime.errors import InvalidInput, TimerNotPending
+from duetime.model import Definition, Outcome, OutcomeKind, ResponseProtocol, Status, Timer, replace
+from duetime.retry import Uniform, retry_at
+from duetime.timetext import parse_time
+
+LOST_MAX = 3
+"""Attempts in a row whose outcome was never recorded, after which a timer is failed instead of fired again."""
+
+ATTEMPT_GRACE_MS = 5_000
+"""What an attempt may take beyond its own timeout: waiting for a free connection before, recording after."""
+
+ERROR_LENGTH_MAX = 500
+
+
+class _Answer(msgspec.Struct):
+    ok: bool
+    next_execute_at: str | None = msgspec.field(default=None, name="nextExecuteAt")
+
+
+_answer_decoder = msgspec.json.Decoder(_Answer)
+
+
+def begin(timer: Timer, *, now: int, version: int) -> Timer:
+    """Count an attempt before a byte leaves. One that finds the timer executing follows an attempt that was lost."""
+    return replace(
+        timer,
+        status=Status.EXECUTING,
+        attempt=timer.attempt + 1,
+        lost=timer.lost + (timer.status is Status.EXECUTING),
+        started_at=now if timer.started_at is None else timer.started_at,
+        deadline_at=now + timer.definition.timeout_ms + ATTEMPT_GRACE_MS,
+        version=version,
+        updated_at=now,
+    )
+
+
+def settle(timer: Timer, outcome: Outcome, *, now: int, uniform: Uniform) -> Timer:
+    """What an attempt's outcome makes of the timer."""
+    error, next_execute_at = _read(timer.definition.protocol, outcome)
+    if next_execute_at is not None:
+        return _pending(
+            timer,
+            now,
+            execute_at=next_execute_at,
+            fire_at=next_execute_at,
+            firing=timer.revision + 1,
+            attempt=0,
+            failures=0,
+            lost=0,
+            started_at=None,
+            last_error=None,
+        )
+    if error is None:
+        return _final(timer, Status.COMPLETED, now, last_error=None)
+    failures = timer.failures + 1
+    fire_at = retry_at(
+        timer.definition.retry,
+        failures=failures,
+        started_at=timer.started_at or now,
+        now=now,
+        retry_after_ms=outcome.retry_after_ms,
+        uniform=uniform,
+    )
+    error = error[:ERROR_LENGTH_MAX]
+    if fire_at is None:
+        return _final(timer, Status.FAILED, now, failures=failures, last_error=error)
+    return _pending(timer, now, fire_at=fire_at, failures=failures, lost=0, last_error=error)
+
+
+def give_up(timer: Timer, *, now: int) -> Timer:
+    """Fail a timer whose attempts keep vanishing: something about it may be what takes instances down."""
+    error = f"the outcomes of {timer.lost} attempts in a row were never recorded"
+    return _final(timer, Status.FAILED, now, attempt=timer.attempt - 1, last_error=error)
+
+
+def defer(timer: Timer, *, fire_at: int, now: int) -> Timer:
+    """Put a begun timer back unspent, because its destination can't take it now."""
+    return _pending(timer, now, fire_at=fire_at, attempt=timer.attempt - 1)
+
+
+def amend(
+    timer: Timer, *, now: int, execute_at: int | None = None, definition: Definition | None = None, **changes: object
+) -> Timer:
+    """The client's change of a pending timer: it starts a new firing, with all its attempts ahead of it."""
+    if timer.status is not Status.PENDING:
+        raise TimerNotPending("update", timer.status)
+    at = timer.execute_at if execute_at is None else execute_at
+    return replace(
+        timer,
+        definition=timer.definition if definition is None else definition,
+        execute_at=at,
+        fire_at=at,
+        firing=timer.revision + 1,
+        attempt=0,
+        failures=0,
+        lost=0,
+        started_at=None,
+        last_error=None,
+        updated_at=now,
+        **changes,
+    )
+
+
+def cancel(timer: Timer, *, now: int) -> Timer:
+    if timer.status is not Status.PENDING:
+        raise TimerNotPending("cancel", timer.status)
+    return replace(timer, status=Status.CANCELED, updated_at=now)
+
+
+def _pending(timer: Timer, now: int, **changes: object) -> Timer:
+    return replace(timer, status=Status.PENDING, deadline_at=None, version=0, updated_at=now, **changes)
+
+
+def _final(timer: Timer, status: Status, now: int, **changes: object) -> Timer:
+    return replace(timer, status=status, deadline_at=None, version=0, executed_at=now, updated_at=now, **changes)
+
+
+def _read(protocol: ResponseProtocol, outcome: Outcome) -> tuple[str | None, int | None]:
+    """The error of an outcome, or the instant that a rescheduling answer names; neither means success."""
+    if outcome.kind is not OutcomeKind.ANSWERED:
+        return outcome.error or str(outcome.kind), None
+    if protocol is ResponseProtocol.STATUS:
+        # A target without a status (a broker that confirmed the publish) has answered by taking it.
+        success = outcome.status is None or 200 <= outcome.status < 300
+        return (None if success else outcome.error or f"HTTP {outcome.status}"), None
+    if outcome.status != 200:
+        return outcome.error or f"HTTP {outcome.status}", None
+    try:
+        answer = _answer_decoder.decode(outcome.body)
+        if answer.ok:
+            return None, None
+        if answer.next_execute_at is not None:
+            return None, parse_time(answer.next_execute_at, "nextExecuteAt")
+    except (msgspec.DecodeError, InvalidInput) as error:
+        return f'the answer is not {{"ok": …}}: {error}', None
+    return 'the receiver answered {"ok": false}', None

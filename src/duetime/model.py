@@ -1,0 +1,177 @@
+"""The domain: what a timer is and what one delivery brought. Pure values, no I/O, no clock.
+
+Instants are whole milliseconds since the Unix epoch (UTC) and end in ``_at``; durations are whole milliseconds and
+end in ``_ms``. Values are frozen: a change is a new value, made by ``lifecycle``.
+"""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from hashlib import blake2b
+
+import msgspec
+from msgspec import Raw, Struct
+
+DEFAULT_NAMESPACE = "default"
+
+SECOND_MS = 1_000
+MINUTE_MS = 60 * SECOND_MS
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+FOREVER_MS = 1 << 53
+"""A retention that never ends: longer than any store's clock can count."""
+
+ABSENT = Raw(b"")
+"""The payload or metadata that the client did not give; an explicit ``null`` is ``Raw(b"null")``."""
+
+
+class Status(enum.StrEnum):
+    PENDING = "pending"
+    EXECUTING = "executing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+    @property
+    def final(self) -> bool:
+        return self not in (Status.PENDING, Status.EXECUTING)
+
+
+class RetryPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When a failed attempt is tried again. The defaults are those of the durable door."""
+
+    max_retries: int = 3
+    max_duration_ms: int = DAY_MS
+    initial_interval_ms: int = 30 * SECOND_MS
+    backoff_multiplier: float = 2.0
+    max_interval_ms: int = 10 * MINUTE_MS
+    jitter: bool = True
+
+
+SINGLE_ATTEMPT = RetryPolicy(max_retries=0)
+
+
+class HttpTarget(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="http", tag_field="type"):
+    url: str
+    method: str = "POST"
+    headers: dict[str, str] = {}
+
+
+class NatsTarget(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="nats", tag_field="type"):
+    subject: str
+    headers: dict[str, str] = {}
+
+
+Target = HttpTarget | NatsTarget
+
+
+class BodyFormat(enum.StrEnum):
+    """What a callback's body looks like; each door has its own."""
+
+    PAYLOAD = "payload"  # the payload as it is (platform door)
+    ENVELOPE = "envelope"  # {"id", "namespace", "executeAt", "attempt", "payload"} (durable door)
+    EVENT = "event"  # a DueTimeReached envelope (broker door)
+
+
+class ResponseProtocol(enum.StrEnum):
+    """How a callback's answer is read."""
+
+    STATUS = "status"  # any 2xx completes
+    ANSWER = "answer"  # 200 with {"ok": true} completes, {"ok": false, "nextExecuteAt": T} reschedules
+
+
+class Definition(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the client asked for, apart from when. Stored as one JSON document, the payload byte for byte."""
+
+    target: Target
+    payload: Raw = ABSENT
+    metadata: Raw = ABSENT
+    retry: RetryPolicy = RetryPolicy()
+    timeout_ms: int = 30 * SECOND_MS
+    body: BodyFormat = BodyFormat.ENVELOPE
+    protocol: ResponseProtocol = ResponseProtocol.ANSWER
+
+
+class Timer(Struct, frozen=True, kw_only=True):
+    """One promise: call this target, with this payload, at this time."""
+
+    namespace: str
+    id: str
+    shard: int
+    definition: Definition
+    execute_at: int  # when the client asked for it
+    fire_at: int  # when the next attempt is due
+    created_at: int
+    updated_at: int
+    revision: int  # starts at a random number and goes up by one with every write
+    firing: int  # the revision that started this firing: the root of its delivery id
+    fingerprint: str = ""  # of the create request, to tell a repeat from a conflict
+    correlation_id: str | None = None
+    status: Status = Status.PENDING
+    attempt: int = 0  # number of the latest attempt of this firing
+    failures: int = 0  # attempts of this firing that were recorded as failed
+    lost: int = 0  # latest attempts in a row whose outcome was never recorded
+    last_error: str | None = None
+    started_at: int | None = None  # when the first attempt of this firing was begun
+    executed_at: int | None = None  # when the timer became completed or failed
+    deadline_at: int | None = None  # when executing: until when the attempt may be under way
+    version: int = 0  # when executing: the version of the shard that began the attempt
+
+    @property
+    def uuid(self) -> bytes:
+        return timer_uuid(self.namespace, self.id)
+
+    @property
+    def delivery_id(self) -> str:
+        """Stable for one firing: the same on each of its attempts and on any duplicate."""
+        seed = self.uuid + self.firing.to_bytes(8, "big")
+        return str(uuid.UUID(bytes=blake2b(seed, digest_size=16, person=b"duetime-delivery").digest(), version=5))
+
+
+def timer_uuid(namespace: str, id: str) -> bytes:
+    """The row key of a timer, the same in every store."""
+    return blake2b(f"{namespace}\0{id}".encode(), digest_size=16, person=b"duetime-timer").digest()
+
+
+class OutcomeKind(enum.StrEnum):
+    ANSWERED = "answered"  # the target said something
+    UNREACHABLE = "unreachable"  # no connection, or it broke before the answer
+    TIMED_OUT = "timed_out"
+    REFUSED = "refused"  # the address guard did not let it out
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What one delivery attempt brought. Deliverers return it and do not raise."""
+
+    kind: OutcomeKind
+    status: int | None = None  # of an HTTP answer
+    body: bytes = b""  # the first bytes of the answer
+    error: str | None = None  # for people
+    retry_after_ms: int | None = None
+
+
+class Secret(Struct, frozen=True, kw_only=True):
+    """A key that signs the callbacks of one namespace."""
+
+    id: str
+    key: bytes
+    created_at: int
+    expires_at: int | None = None  # set when a newer one replaced it
+
+
+class Namespace(Struct, frozen=True, kw_only=True):
+    name: str
+    shards: int  # how many of the cluster's shards its timers are spread over; fixed
+    created_at: int
+    retention_ms: int | None = None  # how long final timers are kept; None: what the settings say
+    paused: bool = False
+    secrets: tuple[Secret, ...] = ()
+
+    def signing_keys(self, now: int) -> list[bytes]:
+        return [s.key for s in self.secrets if s.expires_at is None or s.expires_at > now]
+
+
+def replace(timer: Timer, **changes: object) -> Timer:
+    """The timer after one more write."""
+    return msgspec.structs.replace(timer, revision=timer.revision + 1, **changes)

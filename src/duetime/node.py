@@ -1,0 +1,189 @@
+"""The composition root: builds every part from the settings, runs them, and takes them down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from duetime import __version__
+from duetime.clock import Clock, SystemClock, VirtualClock
+from duetime.deliverers.egress import Egress
+from duetime.deliverers.http import HttpDeliverer
+from duetime.doors.http import Application, Keys, bind, server
+from duetime.doors.operations import OperationsDoor
+from duetime.doors.platform import PlatformDoor
+from duetime.engine.engine import Engine, EngineOptions
+from duetime.errors import SettingsError, StoreFailed
+from duetime.model import FOREVER_MS, HttpTarget
+from duetime.service import Service
+from duetime.settings import Settings, ensure_api_key
+from duetime.store import Store
+from duetime.stores.memory import MemoryStore
+from duetime.stores.sqlite import SqliteStore
+from duetime.telemetry import Telemetry
+
+log = logging.getLogger("duetime")
+
+SWITCH_SECONDS = 0.0005
+"""How long a thread may keep the interpreter from another. The default of 5 ms, paid at every step of a commit, would
+be most of a timer's lateness under load."""
+
+
+def build_store(settings: Settings, clock: Clock) -> Store:
+    path = settings.database_path
+    if path is None:
+        return MemoryStore(clock, shards=settings.shards)
+    return SqliteStore(path, clock, shards=settings.shards)
+
+
+def build_egress(settings: Settings, clock: Clock) -> Egress:
+    allowed = settings.allow_private_targets
+    return Egress(
+        clock,
+        allow_all=allowed is True,
+        # No key was set: this is a developer's own machine, whose callbacks go to that machine.
+        allow_loopback=allowed is None and settings.api_key is None,
+        allow=allowed if isinstance(allowed, tuple) else (),
+    )
+
+
+class Node:
+    """One running instance."""
+
+    def __init__(self, settings: Settings, *, virtual_clock: bool = False) -> None:
+        self.settings = settings
+        clock: Clock
+        clock = virtual = VirtualClock() if virtual_clock else None  # type: ignore[assignment]
+        clock = clock or SystemClock()
+        self.key_path: Path | None = None
+        api_key: str | None = None
+        if settings.auth == "key":
+            directory = (settings.database_path or Path("duetime.db")).parent
+            api_key, self.key_path = ensure_api_key(settings, directory)
+        self.telemetry = Telemetry()
+        self.store = build_store(settings, clock)
+        self.deliverer = HttpDeliverer(
+            egress=build_egress(settings, clock),
+            clock=clock,
+            keys_of=lambda namespace: self.service.signing_keys(namespace),
+            version=__version__,
+        )
+        deliverers = {HttpTarget: self.deliverer}
+        retention_ms = FOREVER_MS if settings.retention_ms is None else settings.retention_ms
+        self.engine = Engine(
+            self.store,
+            deliverers,
+            clock,
+            self.telemetry,
+            EngineOptions(
+                lease_ms=settings.lease_ttl_ms,
+                look_interval_ms=settings.timer_polling_interval_ms,
+                begin_max=settings.timer_batch_size,
+                in_flight_max=settings.max_in_flight,
+                per_destination_max=settings.max_per_destination,
+                drain_ms=settings.drain_timeout_ms,
+                retention_ms=retention_ms,
+            ),
+        )
+        self.service = Service(self.store, deliverers, clock, self.engine.nudge)
+        keys = Keys(api_key)
+        platform = PlatformDoor(
+            self.service, keys, self.telemetry, request_bytes_max=settings.max_request_bytes
+        )
+        operations = OperationsDoor(
+            self.service,
+            keys,
+            keys if settings.metrics_auth == "key" else Keys(None),
+            self.telemetry,
+            ready=lambda: self._ready,
+            refusal=platform.refusal,
+            virtual_clock=virtual,
+        )
+        self._server = server(Application([platform, operations], fallback=platform))
+        self._ready = False
+        self._stop = asyncio.Event()
+        self.started = asyncio.Event()
+        self.port = settings.port
+
+    def stop(self) -> None:
+        """Drain and end ``run``."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until ``stop`` is called or the store fails."""
+        sys.setswitchinterval(SWITCH_SECONDS)
+        listener = bind(self.settings.host, self.settings.port)
+        self.port = listener.getsockname()[1]
+        try:
+            await self.store.open()
+        except BaseException:
+            listener.close()
+            raise
+        try:
+            await self.service.start()
+            async with asyncio.TaskGroup() as tasks:
+                serving = tasks.create_task(self._server.serve([listener]))
+                engine = tasks.create_task(self.engine.run())
+                failing = tasks.create_task(self._watch_store())
+                self._ready = True
+                self.started.set()
+                await self._stop.wait()
+                self._ready = False
+                self.engine.drain()
+                await engine
+                self._server.should_exit = True
+                await serving
+                failing.cancel()
+        finally:
+            await self.deliverer.close()
+            await self.store.close()
+
+    async def _watch_store(self) -> None:
+        await self.store.failure()
+        raise StoreFailed("the store failed; see the log for why")
+
+
+async def serve(settings: Settings, *, virtual_clock: bool = False) -> None:
+    """Run one node in the foreground until a signal ends it."""
+    if settings.timer_broker_url is not None:
+        log.warning("TIMER_BROKER_URL is set, but this version has no broker door: it is not used")
+    node = Node(settings, virtual_clock=virtual_clock)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, node, number)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(node.run())
+        announcing = tasks.create_task(_announce(node))
+        with contextlib.suppress(Exception):
+            await asyncio.shield(running)
+        announcing.cancel()
+    log.info("stopped; every outcome is recorded")
+
+
+def _on_signal(node: Node, number: int) -> None:
+    log.info("%s: finishing what is in flight, then stopping", signal.Signals(number).name)
+    node.stop()
+
+
+async def _announce(node: Node) -> None:
+    await node.started.wait()
+    settings = node.settings
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    shown = "localhost" if host in ("127.0.0.1", "0.0.0.0") else host
+    log.info("Duetime %s is listening on http://%s:%d", __version__, shown, node.port)
+    log.info("timers are kept in %s", settings.database_path or "memory, and lost when this process ends")
+    if settings.auth != "key":
+        log.warning("DUETIME_AUTH=none: anyone who can reach this port can use it")
+    elif node.key_path is not None:
+        log.info("the API key is in %s", node.key_path)
+    if settings.allow_private_targets is None and settings.api_key is None:
+        log.info("no API_KEY is set, so this is a developer's machine: callbacks may go to loopback addresses")
+    if isinstance(node.service.clock, VirtualClock):
+        log.warning("--virtual-clock: POST /clock {\"advance\": \"3d\"} moves time; for development only")
+
+
+__all__ = ["Node", "SettingsError", "serve"]

@@ -1,0 +1,34 @@
+"""Which shard a timer lives in and which instance should own a shard. Pure arithmetic, the same on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import lru_cache
+from hashlib import blake2b
+
+
+def _hash(*parts: bytes) -> int:
+    return int.from_bytes(blake2b(b"\0".join(parts), digest_size=8, person=b"duetime-shard").digest(), "big")
+
+
+@lru_cache(maxsize=4096)
+def _namespace_hash(namespace: str) -> int:
+    return _hash(namespace.encode())
+
+
+def shard_of(namespace: str, id: str, *, namespace_shards: int, shards: int) -> int:
+    """The shard of a timer: a namespace starts at a place of its own and spreads over ``namespace_shards`` from there."""
+    return (_namespace_hash(namespace) + _hash(id.encode()) % namespace_shards) % shards
+
+
+def assigned(owner_id: bytes, instances: Collection[bytes], shards: Iterable[int]) -> set[int]:
+    """The shards that rendezvous hashing gives to ``owner_id`` among the live ``instances``.
+
+    Each shard goes to the instance with the highest score for it, so an instance that comes or goes moves only the
+    shards that it gains or leaves.
+    """
+
+    def score(instance: bytes, shard: int) -> tuple[int, bytes]:
+        return _hash(instance, shard.to_bytes(4, "big")), instance
+
+    return {s for s in shards if max(score(i, s) for i in {*instances, owner_id})[1] == owner_id}

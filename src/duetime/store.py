@@ -1,0 +1,127 @@
+"""The store port: what the engine and the service ask of a database, and what every store must promise.
+
+The contract, which ``tests/contract`` holds every store to:
+
+- **Durable.** A verb that writes returns after its write is on disk. It raises ``StoreUnavailable`` when nothing was
+  written, ``StoreIndeterminate`` when nobody knows, and ``StoreFailed`` when the store must not be used again.
+- **Conditional.** Every change names the revision it starts from; a row at another revision is left alone.
+- **Fenced.** ``begin`` and ``record`` act on a shard only while ``(owner_id, version)`` is what the shard's row says
+  at the moment of the write: an owner that was replaced changes nothing, however late its statement arrives.
+- **One clock.** Whether a timer is due and whether a lease has run out is judged by the store's clock alone.
+- **Whole.** A timer comes back exactly as it was put, its payload byte for byte.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from duetime.model import Namespace, Status, Timer
+
+
+class Standing(Struct, frozen=True):
+    """What a renewal brought: the store's time, what this owner holds, who else lives, what nobody holds."""
+
+    now: int
+    held: dict[int, int]  # shard → version
+    instances: frozenset[bytes]
+    free: frozenset[int]
+
+
+class Begun(Struct, frozen=True):
+    """What a begin brought: timers to deliver now, when to look again, and the shards that are ours no more."""
+
+    timers: list[Timer]
+    next_at: int | None  # the earliest instant at which something else falls due
+    refused: frozenset[int] = frozenset()
+
+
+class Sort(enum.StrEnum):
+    CREATED_AT = "created_at"
+    EXECUTE_AT = "execute_at"
+
+
+class Query(Struct, frozen=True, kw_only=True):
+    """Which timers to list, in what order."""
+
+    namespace: str
+    status: Status | None = None
+    sort: Sort = Sort.CREATED_AT
+    descending: bool = True
+    limit: int = 50
+    offset: int = 0
+
+
+class Store(Protocol):
+    shards: int
+    """How many shards there are, fixed when the store was first opened."""
+
+    async def open(self) -> None:
+        """Connect, bring the schema up to date, and be ready for everything below."""
+
+    async def close(self) -> None:
+        """Finish what was asked and let go; the store is not used again."""
+
+    async def ping(self) -> None:
+        """Return if the store can be read, raise a ``StoreError`` otherwise."""
+
+    async def failure(self) -> None:
+        """Return only when the store has failed for good: the process must stop."""
+
+    # What clients do.
+
+    async def put(self, timer: Timer) -> Timer | None:
+        """Write a new timer; when its identity is taken, leave that one alone and return it."""
+
+    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | None]:
+        """``put`` for each, in one durable write."""
+
+    async def get(self, namespace: str, id: str) -> Timer | None:
+        """The timer as last written, pending or final."""
+
+    async def swap(self, before: Timer, after: Timer | None) -> bool:
+        """Replace ``before`` by ``after`` (None: remove it) if it is still at its revision; say whether it was."""
+
+    async def find(self, query: Query) -> list[Timer]:
+        """One page of timers."""
+
+    async def tally(self, namespace: str | None = None) -> dict[Status, int]:
+        """How many timers there are, exactly, by status; of one namespace or of all."""
+
+    # What owners do.
+
+    async def renew(self, owner_id: bytes, lease_ms: int) -> Standing:
+        """Say that this instance lives and extend the lease of every shard it owns."""
+
+    async def claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int) -> dict[int, int]:
+        """Take those of ``shards`` that are free, expired or our own, each with the next version; say which."""
+
+    async def release(self, owner_id: bytes, shards: Collection[int]) -> None:
+        """Give up those of ``shards`` that this owner holds."""
+
+    async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
+        """Begin an attempt of up to ``limit`` due timers of the ``held`` shards, oldest first.
+
+        Due is a pending timer whose ``fire_at`` has come, and an executing one that an older version of its shard
+        began and whose deadline has passed. Each goes through ``lifecycle.begin``. Paused namespaces are left out.
+        """
+
+    async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
+        """Replace each begun timer by what came of it, fenced; say which were still ours to change."""
+
+    # Upkeep.
+
+    async def purge(self, *, retention_ms: int, limit: int) -> int:
+        """Drop up to ``limit`` final timers that are older than their namespace's retention or the given one."""
+
+    async def namespaces(self) -> list[Namespace]:
+        """Every namespace; ``default`` is always among them."""
+
+    async def put_namespace(self, namespace: Namespace) -> Namespace | None:
+        """Write a new namespace; when the name is taken, leave that one alone and return it."""
+
+    async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
+        """Replace ``before`` by ``after`` if it is still as it was; say whether it was."""

@@ -1,0 +1,1 @@
+"""The databases behind the store port, one module each."""

@@ -1,0 +1,168 @@
+"""A store in memory: the reference for the contract, for tests and for users' tests. Nothing survives the process.
+
+It does the whole of each verb without awaiting, so every verb is atomic; it is as slow as a scan, which is enough for
+the thousands of timers of a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec import Struct
+
+from duetime import lifecycle
+from duetime.clock import Clock
+from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer
+from duetime.store import Begun, Query, Sort, Standing
+
+
+class _Shard(Struct):
+    owner_id: bytes | None = None
+    version: int = 0
+    lease_until: int = 0
+
+
+class MemoryStore:
+    def __init__(self, clock: Clock, *, shards: int = 64) -> None:
+        self.shards = shards
+        self._clock = clock
+        self._timers: dict[tuple[str, str], Timer] = {}
+        self._shards = [_Shard() for _ in range(shards)]
+        self._instances: dict[bytes, int] = {}
+        default = Namespace(name=DEFAULT_NAMESPACE, shards=shards, created_at=clock.now())
+        self._namespaces = {default.name: default}
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def ping(self) -> None:
+        pass
+
+    async def failure(self) -> None:
+        await asyncio.Event().wait()
+
+    async def put(self, timer: Timer) -> Timer | None:
+        there = self._timers.setdefault((timer.namespace, timer.id), timer)
+        return None if there is timer else there
+
+    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | None]:
+        return [await self.put(timer) for timer in timers]
+
+    async def get(self, namespace: str, id: str) -> Timer | None:
+        return self._timers.get((namespace, id))
+
+    async def swap(self, before: Timer, after: Timer | None) -> bool:
+        key = before.namespace, before.id
+        there = self._timers.get(key)
+        if there is None or there.revision != before.revision:
+            return False
+        if after is None:
+            del self._timers[key]
+        else:
+            self._timers[key] = after
+        return True
+
+    async def find(self, query: Query) -> list[Timer]:
+        found = [
+            t
+            for t in self._timers.values()
+            if t.namespace == query.namespace and (query.status is None or t.status is query.status)
+        ]
+        if query.sort is Sort.EXECUTE_AT:
+            found.sort(key=lambda t: t.execute_at)
+        if query.descending:
+            found.reverse()
+        return found[query.offset : query.offset + query.limit]
+
+    async def tally(self, namespace: str | None = None) -> dict[Status, int]:
+        counts = Counter(t.status for t in self._timers.values() if namespace in (None, t.namespace))
+        return {status: counts[status] for status in Status}
+
+    async def renew(self, owner_id: bytes, lease_ms: int) -> Standing:
+        now = self._clock.now()
+        self._instances = {o: until for o, until in self._instances.items() if until > now}
+        self._instances[owner_id] = now + lease_ms
+        held = {}
+        for number, shard in enumerate(self._shards):
+            if shard.owner_id == owner_id:
+                shard.lease_until = now + lease_ms
+                held[number] = shard.version
+        free = frozenset(n for n, shard in enumerate(self._shards) if shard.lease_until <= now)
+        return Standing(now, held, frozenset(self._instances), free)
+
+    async def claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int) -> dict[int, int]:
+        now = self._clock.now()
+        claimed = {}
+        for number in shards:
+            shard = self._shards[number]
+            if shard.lease_until <= now or shard.owner_id == owner_id:
+                shard.owner_id, shard.version, shard.lease_until = owner_id, shard.version + 1, now + lease_ms
+                claimed[number] = shard.version
+        return claimed
+
+    async def release(self, owner_id: bytes, shards: Collection[int]) -> None:
+        for number in shards:
+            shard = self._shards[number]
+            if shard.owner_id == owner_id:
+                shard.owner_id, shard.lease_until = None, 0
+
+    async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
+        now = self._clock.now()
+        ours = {shard: version for shard, version in held.items() if self._fences(owner_id, shard, version)}
+        live = [
+            t
+            for t in self._timers.values()
+            if t.shard in ours and not t.status.final and not self._namespaces[t.namespace].paused
+        ]
+        due, later = [], []
+        for timer in live:
+            if timer.status is Status.PENDING:
+                (due if timer.fire_at <= now else later).append((timer.fire_at, timer))
+            elif timer.version != ours[timer.shard] and timer.deadline_at is not None:
+                (due if timer.deadline_at <= now else later).append((timer.deadline_at, timer))
+        due.sort(key=lambda entry: entry[1].fire_at)
+        begun = [lifecycle.begin(timer, now=now, version=ours[timer.shard]) for _, timer in due[:limit]]
+        for timer in begun:
+            self._timers[timer.namespace, timer.id] = timer
+        next_at = now if len(due) > limit else min((at for at, _ in later), default=None)
+        return Begun(begun, next_at, frozenset(held.keys() - ours.keys()))
+
+    async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
+        return [
+            self._fences(owner_id, before.shard, before.version) and await self.swap(before, after)
+            for before, after in changes
+        ]
+
+    def _fences(self, owner_id: bytes, shard: int, version: int) -> bool:
+        row = self._shards[shard]
+        return row.owner_id == owner_id and row.version == version
+
+    async def purge(self, *, retention_ms: int, limit: int) -> int:
+        now = self._clock.now()
+
+        def kept_ms(timer: Timer) -> int:
+            own = self._namespaces[timer.namespace].retention_ms
+            return retention_ms if own is None else own
+
+        old = [key for key, t in self._timers.items() if t.status.final and t.updated_at < now - kept_ms(t)]
+        for key in old[:limit]:
+            del self._timers[key]
+        return len(old[:limit])
+
+    async def namespaces(self) -> list[Namespace]:
+        return list(self._namespaces.values())
+
+    async def put_namespace(self, namespace: Namespace) -> Namespace | None:
+        there = self._namespaces.setdefault(namespace.name, namespace)
+        return None if there is namespace else there
+
+    async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
+        if self._namespaces.get(before.name) != before:
+            return False
+        self._namespaces[before.name] = after
+        return True

@@ -1,0 +1,472 @@
+"""The embedded store: every verb of the port as SQL on one SQLite file.
+
+Each verb is one job for the writer (or a reader) of ``SqliteFile``. A job touches many rows in few statements, because
+SQLite gives the interpreter lock back at every step and a busy event loop is slow to return it: a statement per row
+made a batch of inserts 20 times slower than one statement for a hundred rows (docs/decisions/0002).
+
+The writer's transaction is the fence: it reads the owner and version of the shards and changes timers with nothing in
+between.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from duetime import lifecycle
+from duetime.clock import Clock
+from duetime.errors import SettingsError
+from duetime.model import DEFAULT_NAMESPACE, Definition, Namespace, Status, Timer, timer_uuid
+from duetime.store import Begun, Query, Sort, Standing
+from duetime.stores.sqlite_file import SqliteFile
+from duetime.stores.sqlite_schema import MIGRATIONS
+
+Connection = Any
+Tally = Counter[tuple[str, Status]]
+
+# What a record changes, and what a put writes besides.
+_STATE = (
+    *("updated_at", "revision", "firing", "execute_at", "fire_at", "status", "attempt", "failures", "lost"),
+    *("last_error", "started_at", "executed_at", "deadline_at", "version"),
+)
+_FIXED = ("namespace", "id", "shard", "fingerprint", "correlation_id", "created_at")
+
+_CHUNKS = (100, 10, 1)  # rows per statement: three texts to prepare, whatever the batch
+
+
+class _Row(Struct, array_like=True):
+    """A row as SQLite's JSON functions hand it over: many rows in one step."""
+
+    definition: str
+    namespace: str
+    id: str
+    shard: int
+    fingerprint: str
+    correlation_id: str | None
+    created_at: int
+    updated_at: int
+    revision: int
+    firing: int
+    execute_at: int
+    fire_at: int
+    status: Status
+    attempt: int
+    failures: int
+    lost: int
+    last_error: str | None
+    started_at: int | None
+    executed_at: int | None
+    deadline_at: int | None
+    version: int
+
+
+_rows_decoder = msgspec.json.Decoder(list[_Row])
+_definition_decoder = msgspec.json.Decoder(Definition)
+_namespace_decoder = msgspec.json.Decoder(Namespace)
+_encode = msgspec.json.Encoder().encode
+
+_AS_JSON = "json_array(definition, " + ", ".join(_FIXED + _STATE) + ")"
+_INSERT = f"INSERT INTO timers (seq, uuid, definition, timeout_ms, {', '.join(_FIXED + _STATE)}) VALUES "
+_INSERT_WIDTH = 4 + len(_FIXED) + len(_STATE)
+_RECORD = "UPDATE timers SET " + ", ".join(f"{c} = new.{c}" for c in _STATE) + " FROM new"
+_RECORD_WIDTH = 2 + len(_STATE)
+
+
+def _placeholders(width: int, rows: int) -> str:
+    return ", ".join(["(" + ", ".join("?" * width) + ")"] * rows)
+
+
+_INSERTS = {n: f"{_INSERT}{_placeholders(_INSERT_WIDTH, n)} ON CONFLICT (uuid) DO NOTHING" for n in _CHUNKS}
+_RECORDS = {
+    n: f"WITH new (uuid, was, {', '.join(_STATE)}) AS (VALUES {_placeholders(_RECORD_WIDTH, n)}) {_RECORD} "
+    "WHERE timers.uuid = new.uuid AND timers.revision = new.was"
+    for n in _CHUNKS
+}
+
+
+def _chunked(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    start = 0
+    for size in _CHUNKS:
+        while len(rows) - start >= size:
+            yield rows[start : start + size]
+            start += size
+
+
+def _state(timer: Timer) -> tuple[Any, ...]:
+    return (
+        *(timer.updated_at, timer.revision, timer.firing, timer.execute_at, timer.fire_at, timer.status.value),
+        *(timer.attempt, timer.failures, timer.lost, timer.last_error, timer.started_at, timer.executed_at),
+        *(timer.deadline_at, timer.version),
+    )
+
+
+def _timer(row: _Row) -> Timer:
+    definition = _definition_decoder.decode(row.definition)
+    return Timer(definition=definition, **{name: getattr(row, name) for name in _FIXED + _STATE})
+
+
+def _select(connection: Connection, source: str, bindings: object = ()) -> list[Timer]:
+    """The timers that ``source`` (everything after ``FROM``) names, in its order."""
+    sql = f"SELECT json_group_array({_AS_JSON}) FROM {source}"
+    return [_timer(row) for row in _rows_decoder.decode(connection.execute(sql, bindings).get)]
+
+
+def _by_uuid(connection: Connection, uuids: Iterable[bytes]) -> dict[bytes, Timer]:
+    listed = _encode([uuid.hex() for uuid in uuids]).decode()
+    source = "timers WHERE uuid IN (SELECT unhex(value) FROM json_each(?))"
+    return {timer.uuid: timer for timer in _select(connection, source, (listed,))}
+
+
+class SqliteStore:
+    def __init__(self, path: Path, clock: Clock, *, shards: int = 64) -> None:
+        self.shards = shards
+        self._clock = clock
+        self._file = SqliteFile(path)
+        self._seq = 0
+
+    async def open(self) -> None:
+        await self._file.open(self._prepare)
+
+    async def close(self) -> None:
+        await self._file.close()
+
+    async def ping(self) -> None:
+        await self._file.read(lambda c: c.execute("SELECT 1").get)
+
+    async def failure(self) -> None:
+        await self._file.failed.wait()
+
+    async def put(self, timer: Timer) -> Timer | None:
+        return (await self._file.write(self._put, [timer]))[0]
+
+    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | None]:
+        return await self._file.write(self._put, timers)
+
+    async def get(self, namespace: str, id: str) -> Timer | None:
+        uuid = timer_uuid(namespace, id)
+        found = await self._file.read(lambda c: _select(c, "timers WHERE uuid = ?", (uuid,)))
+        return found[0] if found else None
+
+    async def swap(self, before: Timer, after: Timer | None) -> bool:
+        return await self._file.write(self._swap, (before, after))
+
+    async def find(self, query: Query) -> list[Timer]:
+        return await self._file.read(lambda c: _find(c, query))
+
+    async def tally(self, namespace: str | None = None) -> dict[Status, int]:
+        sql = "SELECT status, sum(timers) FROM tallies WHERE ?1 IS NULL OR namespace = ?1 GROUP BY status"
+        counts = dict(await self._file.read(lambda c: c.execute(sql, (namespace,)).fetchall()))
+        return {status: counts.get(status.value, 0) for status in Status}
+
+    async def renew(self, owner_id: bytes, lease_ms: int) -> Standing:
+        return await self._file.write(self._renew, (owner_id, lease_ms))
+
+    async def claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int) -> dict[int, int]:
+        return await self._file.write(self._claim, (owner_id, shards, lease_ms))
+
+    async def release(self, owner_id: bytes, shards: Collection[int]) -> None:
+        await self._file.write(self._release, (owner_id, shards))
+
+    async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
+        return await self._file.write(self._begin, (owner_id, held, limit))
+
+    async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
+        return await self._file.write(self._record, (owner_id, changes))
+
+    async def purge(self, *, retention_ms: int, limit: int) -> int:
+        return await self._file.write(self._purge, (retention_ms, limit))
+
+    async def namespaces(self) -> list[Namespace]:
+        return await self._file.read(_namespaces)
+
+    async def put_namespace(self, namespace: Namespace) -> Namespace | None:
+        return await self._file.write(self._put_namespace, namespace)
+
+    async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
+        return await self._file.write(self._swap_namespace, (before, after))
+
+    # The jobs, run by the writer: each does its verb for everyone who asked for it since the last commit.
+
+    def _prepare(self, connection: Connection) -> None:
+        with connection:
+            _migrate(connection, self._file.path)
+        with connection:
+            found = connection.execute("SELECT value FROM meta WHERE name = 'shards'").get
+            if found is None:
+                connection.execute("INSERT INTO meta VALUES ('shards', ?)", (self.shards,))
+                connection.executemany("INSERT INTO shards (shard) VALUES (?)", [(n,) for n in range(self.shards)])
+                default = Namespace(name=DEFAULT_NAMESPACE, shards=self.shards, created_at=self._clock.now())
+                self._put_namespace(connection, [default])
+            elif found != self.shards:
+                raise SettingsError(
+                    f"DUETIME_SHARDS is {self.shards}, but {self._file.path} was made with {found}: the number of "
+                    f"shards is fixed, set it to {found}"
+                )
+            # The file lock proves that whoever began these attempts is dead: there is no need to wait for them.
+            connection.execute("UPDATE timers SET deadline_at = 0 WHERE status = 'executing'")
+            self._seq = connection.execute("SELECT max(seq) FROM timers").get or 0
+
+    def _put(self, connection: Connection, asked: list[Sequence[Timer]]) -> list[list[Timer | None]]:
+        first_seq = max(self._seq + 1, self._clock.now() << 20)
+        rows = []
+        for seq, timer in enumerate((timer for timers in asked for timer in timers), first_seq):
+            definition = timer.definition
+            rows.append(
+                (
+                    *(seq, timer.uuid, _encode(definition).decode(), definition.timeout_ms),
+                    *(timer.namespace, timer.id, timer.shard, timer.fingerprint, timer.correlation_id),
+                    timer.created_at,
+                    *_state(timer),
+                )
+            )
+        self._seq = first_seq + len(rows)
+        written = _write_rows(connection, _INSERTS, rows)
+        tally: Tally = Counter()
+        answers: list[list[Timer | None]] = []
+        there = {} if written == len(rows) else _by_uuid(connection, [row[1] for row in rows])
+        places = iter(rows)
+        for timers in asked:
+            answer: list[Timer | None] = []
+            for timer in timers:
+                found = there.get(next(places)[1], timer)
+                taken = found.revision != timer.revision
+                answer.append(found if taken else None)
+                tally[timer.namespace, timer.status] += not taken
+            answers.append(answer)
+        _count(connection, tally)
+        return answers
+
+    def _swap(self, connection: Connection, asked: list[tuple[Timer, Timer | None]]) -> list[bool]:
+        return [self._swap_one(connection, before, after) for before, after in asked]
+
+    def _swap_one(self, connection: Connection, before: Timer, after: Timer | None) -> bool:
+        where = "WHERE uuid = ? AND revision = ?"
+        if after is None:
+            connection.execute(f"DELETE FROM timers {where}", (before.uuid, before.revision))
+        else:
+            changes = ("definition", "timeout_ms", "fingerprint", "correlation_id", "created_at", *_STATE)
+            values = (_encode(after.definition).decode(), after.definition.timeout_ms, after.fingerprint)
+            connection.execute(
+                f"UPDATE timers SET {', '.join(f'{c} = ?' for c in changes)} {where}",
+                (*values, after.correlation_id, after.created_at, *_state(after), before.uuid, before.revision),
+            )
+        swapped = connection.changes() == 1
+        if swapped:
+            tally: Tally = Counter({(before.namespace, before.status): -1})
+            if after is not None:
+                tally[after.namespace, after.status] += 1
+            _count(connection, tally)
+        return swapped
+
+    def _renew(self, connection: Connection, asked: list[tuple[bytes, int]]) -> list[Standing]:
+        return [self._renew_one(connection, owner_id, lease_ms) for owner_id, lease_ms in asked]
+
+    def _renew_one(self, connection: Connection, owner_id: bytes, lease_ms: int) -> Standing:
+        now = self._clock.now()
+        connection.execute("DELETE FROM instances WHERE alive_until <= ?", (now,))
+        connection.execute("INSERT OR REPLACE INTO instances VALUES (?, ?)", (owner_id, now + lease_ms))
+        connection.execute("UPDATE shards SET lease_until = ? WHERE owner_id = ?", (now + lease_ms, owner_id))
+        instances = connection.execute("SELECT owner_id FROM instances").fetchall()
+        free = connection.execute("SELECT shard FROM shards WHERE lease_until <= ?", (now,)).fetchall()
+        return Standing(
+            now, _held(connection, owner_id), frozenset(o for (o,) in instances), frozenset(s for (s,) in free)
+        )
+
+    def _claim(self, connection: Connection, asked: list[tuple[bytes, Collection[int], int]]) -> list[dict[int, int]]:
+        claimed = []
+        for owner_id, shards, lease_ms in asked:
+            now = self._clock.now()
+            rows = connection.execute(
+                "UPDATE shards SET owner_id = ?1, version = version + 1, lease_until = ?2 WHERE shard IN "
+                "(SELECT value FROM json_each(?3)) AND (lease_until <= ?4 OR owner_id = ?1) RETURNING shard, version",
+                (owner_id, now + lease_ms, _encode(list(shards)).decode(), now),
+            )
+            claimed.append(dict(rows.fetchall()))
+        return claimed
+
+    def _release(self, connection: Connection, asked: list[tuple[bytes, Collection[int]]]) -> list[None]:
+        connection.executemany(
+            "UPDATE shards SET owner_id = NULL, lease_until = 0 WHERE owner_id = ? AND shard = ?",
+            [(owner_id, shard) for owner_id, shards in asked for shard in shards],
+        )
+        return [None] * len(asked)
+
+    def _begin(self, connection: Connection, asked: list[tuple[bytes, Mapping[int, int], int]]) -> list[Begun]:
+        return [self._begin_one(connection, owner_id, held, limit) for owner_id, held, limit in asked]
+
+    def _begin_one(self, connection: Connection, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
+        now = self._clock.now()
+        ours = dict(held.items() & _held(connection, owner_id).items())
+        refused = frozenset(held.keys() - ours.keys())
+        bindings = {"now": now, "limit": limit, "shards": _encode(list(ours)).decode()}
+        where = "namespace NOT IN (SELECT name FROM namespaces WHERE paused)"
+        if len(ours) < self.shards:
+            where += " AND shard IN (SELECT value FROM json_each(:shards))"
+        due = _select(
+            connection,
+            f"""(
+                SELECT * FROM (
+                    SELECT * FROM timers WHERE status = 'pending' AND fire_at <= :now AND {where}
+                    ORDER BY fire_at LIMIT :limit
+                ) UNION ALL SELECT * FROM (
+                    SELECT * FROM timers WHERE status = 'executing' AND deadline_at <= :now AND {where}
+                    AND version <> (SELECT version FROM shards WHERE shards.shard = timers.shard)
+                    ORDER BY deadline_at LIMIT :limit
+                ) ORDER BY fire_at LIMIT :limit
+            )""",
+            bindings,
+        )
+        begun = [lifecycle.begin(timer, now=now, version=ours[timer.shard]) for timer in due]
+        _write_rows(connection, _RECORDS, [(new.uuid, old.revision, *_state(new)) for old, new in zip(due, begun)])
+        tally: Tally = Counter()
+        for old in due:
+            tally[old.namespace, old.status] -= 1
+            tally[old.namespace, Status.EXECUTING] += 1
+        _count(connection, tally)
+        if len(begun) == limit:
+            return Begun(begun, now, refused)
+        next_at = connection.execute(
+            f"""SELECT min(at) FROM (
+                SELECT * FROM (
+                    SELECT fire_at AS at FROM timers WHERE status = 'pending' AND fire_at > :now AND {where}
+                    ORDER BY fire_at LIMIT 1
+                ) UNION ALL SELECT * FROM (
+                    SELECT deadline_at FROM timers WHERE status = 'executing' AND deadline_at > :now AND {where}
+                    AND version <> (SELECT version FROM shards WHERE shards.shard = timers.shard)
+                    ORDER BY deadline_at LIMIT 1
+                )
+            )""",
+            bindings,
+        ).get
+        return Begun(begun, next_at, refused)
+
+    def _record(
+        self, connection: Connection, asked: list[tuple[bytes, Sequence[tuple[Timer, Timer]]]]
+    ) -> list[list[bool]]:
+        return [self._record_one(connection, owner_id, changes) for owner_id, changes in asked]
+
+    def _record_one(
+        self, connection: Connection, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]
+    ) -> list[bool]:
+        held = _held(connection, owner_id)
+        rows = [
+            (before.uuid, before.revision, *_state(after))
+            for before, after in changes
+            if held.get(before.shard) == before.version
+        ]
+        written = _write_rows(connection, _RECORDS, rows)
+        if written == len(changes):
+            recorded = [True] * len(changes)
+        else:
+            there = _by_uuid(connection, [row[0] for row in rows])
+            recorded = []
+            for before, after in changes:
+                found = there.get(before.uuid)
+                recorded.append(found is not None and found.revision == after.revision)
+        tally: Tally = Counter()
+        for (before, after), done in zip(changes, recorded, strict=True):
+            tally[before.namespace, before.status] -= done
+            tally[after.namespace, after.status] += done
+        _count(connection, tally)
+        return recorded
+
+    def _purge(self, connection: Connection, asked: list[tuple[int, int]]) -> list[int]:
+        return [self._purge_one(connection, retention_ms, limit) for retention_ms, limit in asked]
+
+    def _purge_one(self, connection: Connection, retention_ms: int, limit: int) -> int:
+        now, purged = self._clock.now(), 0
+        for namespace in _namespaces(connection):
+            kept_ms = retention_ms if namespace.retention_ms is None else namespace.retention_ms
+            old = connection.execute(
+                "SELECT seq, status FROM timers WHERE status NOT IN ('pending', 'executing') AND namespace = ? "
+                "AND updated_at < ? ORDER BY updated_at LIMIT ?",
+                (namespace.name, now - kept_ms, limit - purged),
+            ).fetchall()
+            connection.executemany("DELETE FROM timers WHERE seq = ?", [(seq,) for seq, _ in old])
+            _count(connection, Counter({(namespace.name, Status(s)): -n for s, n in Counter(s for _, s in old).items()}))
+            purged += len(old)
+        return purged
+
+    def _put_namespace(self, connection: Connection, asked: list[Namespace]) -> list[Namespace | None]:
+        answers: list[Namespace | None] = []
+        for namespace in asked:
+            connection.execute("INSERT OR IGNORE INTO namespaces VALUES (?, ?, ?, ?)", _namespace_row(namespace))
+            taken = connection.changes() == 0
+            answers.append(_namespace(connection, namespace.name) if taken else None)
+        return answers
+
+    def _swap_namespace(self, connection: Connection, asked: list[tuple[Namespace, Namespace]]) -> list[bool]:
+        swapped = []
+        for before, after in asked:
+            swapped.append(_namespace(connection, before.name) == before)
+            if swapped[-1]:
+                connection.execute("REPLACE INTO namespaces VALUES (?, ?, ?, ?)", _namespace_row(after))
+        return swapped
+
+
+def _migrate(connection: Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").get
+    if version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").get:
+        raise SettingsError(f"DATABASE_URL: {path} is a SQLite file of another program; give Duetime one of its own")
+    if version > len(MIGRATIONS):
+        raise SettingsError(
+            f"DATABASE_URL: {path} was written by a newer Duetime (schema {version}, this program knows "
+            f"{len(MIGRATIONS)}): run that version or a later one"
+        )
+    for number, script in enumerate(MIGRATIONS[version:], version + 1):
+        connection.execute(script)
+        connection.execute(f"PRAGMA user_version = {number}")
+
+
+def _write_rows(connection: Connection, statements: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> int:
+    """Run the statement for as many rows at a time as it has a text for; how many rows it changed."""
+    before = connection.total_changes()
+    for chunk in _chunked(rows):
+        connection.execute(statements[len(chunk)], [value for row in chunk for value in row])
+    changed: int = connection.total_changes() - before
+    return changed
+
+
+def _count(connection: Connection, tally: Tally) -> None:
+    rows = [(namespace, status.value, change) for (namespace, status), change in tally.items() if change]
+    connection.executemany(
+        "INSERT INTO tallies VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET timers = timers + excluded.timers", rows
+    )
+
+
+def _held(connection: Connection, owner_id: bytes) -> dict[int, int]:
+    held = connection.execute("SELECT json_group_object(shard, version) FROM shards WHERE owner_id = ?", (owner_id,)).get
+    return {int(shard): version for shard, version in msgspec.json.decode(held).items()}
+
+
+def _find(connection: Connection, query: Query) -> list[Timer]:
+    where = "namespace = :namespace" + ("" if query.status is None else " AND status = :status")
+    way = "DESC" if query.descending else "ASC"
+    order = {Sort.CREATED_AT: f"seq {way}", Sort.EXECUTE_AT: f"execute_at {way}, seq {way}"}[query.sort]
+    bindings = {
+        "namespace": query.namespace,
+        "status": query.status and query.status.value,
+        "limit": query.limit,
+        "offset": query.offset,
+    }
+    page = f"(SELECT * FROM timers WHERE {where} ORDER BY {order} LIMIT :limit OFFSET :offset)"
+    return _select(connection, page, bindings)
+
+
+def _namespaces(connection: Connection) -> list[Namespace]:
+    rows = connection.execute("SELECT definition FROM namespaces ORDER BY name").fetchall()
+    return [_namespace_decoder.decode(definition) for (definition,) in rows]
+
+
+def _namespace(connection: Connection, name: str) -> Namespace | None:
+    found = connection.execute("SELECT definition FROM namespaces WHERE name = ?", (name,)).get
+    return None if found is None else _namespace_decoder.decode(found)
+
+
+def _namespace_row(namespace: Namespace) -> tuple[Any, ...]:
+    return namespace.name, namespace.paused, namespace.retention_ms, _encode(namespace)

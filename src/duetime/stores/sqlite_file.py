@@ -1,0 +1,225 @@
+"""One SQLite file, owned by one process: a thread that writes in group commits, and threads that read.
+
+Everything that is asked while a commit is under way goes into the next transaction, whoever asked it, and is answered
+after that transaction is on disk. So the price of an fsync is shared, and the event loop never waits for a disk.
+
+How it fails: a file that another process holds is refused at opening. A write that the disk refuses or a damaged file
+ends the store (``StoreFailed``): nothing is acknowledged any more and ``failed`` is set, because after a failed fsync
+nobody knows what is on disk and trying again would only hide it. A full disk is told apart: the transaction is rolled
+back whole and the callers get ``StoreUnavailable``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from duetime.errors import SettingsError, StoreError, StoreFailed, StoreUnavailable
+
+A = TypeVar("A")
+R = TypeVar("R")
+Verb = Callable[[apsw.Connection, list[A]], list[R]]
+"""Does one thing for many callers: gets the arguments of all of them and returns a result for each."""
+
+JOBS_PER_COMMIT_MAX = 1_000
+CHECKPOINT_PAGES = 2_000
+READERS = 2
+PAGE_CACHE_KIB = 16 * 1024
+
+_DAMAGE = (apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.ReadOnlyError, apsw.CantOpenError)
+
+
+def _connect(path: Path, flags: int) -> apsw.Connection:
+    connection = apsw.Connection(str(path), flags=flags)
+    connection.set_busy_timeout(10_000)
+    connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
+    return connection
+
+
+class SqliteFile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.failed = asyncio.Event()
+        self._failure: StoreError | None = None
+        self._jobs: deque[tuple[Verb[Any, Any], Any, asyncio.Future[Any]]] = deque()
+        self._asked = threading.Semaphore(0)
+        self._closing = False
+        self._wal_pages = 0
+        self._local = threading.local()
+
+    # From the event loop.
+
+    async def open(self, prepare: Callable[[apsw.Connection], None]) -> None:
+        """Lock and open the file and run ``prepare`` on it, outside any transaction, before anything else."""
+        self._loop = asyncio.get_running_loop()
+        self._lock_file = self._lock()
+        self._readers = ThreadPoolExecutor(READERS, "duetime-sqlite-read")
+        opened: asyncio.Future[None] = self._loop.create_future()
+        self._writer = threading.Thread(
+            target=self._write_forever, args=(prepare, opened), name="duetime-sqlite-write", daemon=True
+        )
+        self._writer.start()
+        try:
+            await opened
+        except BaseException:
+            self._lock_file.close()
+            raise
+
+    async def write(self, verb: Verb[A, R], argument: A) -> R:
+        """Have ``verb`` done inside the next transaction and return its result once that is on disk."""
+        if self._failure or self._closing:
+            raise self._failure or StoreUnavailable("the store is closed")
+        done: asyncio.Future[R] = self._loop.create_future()
+        self._jobs.append((verb, argument, done))
+        self._asked.release()
+        return await done
+
+    async def read(self, job: Callable[[apsw.Connection], R]) -> R:
+        """Run ``job`` on a connection that can't write and sees what has been committed."""
+        if self._failure or self._closing:
+            raise self._failure or StoreUnavailable("the store is closed")
+        try:
+            return await self._loop.run_in_executor(self._readers, lambda: job(self._reader()))
+        except apsw.Error as error:
+            raise StoreUnavailable(f"SQLite can't read {self.path}: {error}") from error
+
+    async def close(self) -> None:
+        self._closing = True
+        self._asked.release()
+        await asyncio.to_thread(self._writer.join)
+        await asyncio.to_thread(self._readers.shutdown)
+        self._lock_file.close()
+
+    def _lock(self) -> Any:
+        # The lock has a file of its own: closing any handle of the database file would drop SQLite's own locks on it.
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = open(f"{self.path}.lock", "a+")  # noqa: SIM115  (held open until close)
+        except OSError as error:
+            raise SettingsError(f"DATABASE_URL: can't write beside {self.path}: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            lock.close()
+            raise SettingsError(
+                f"DATABASE_URL: {self.path} is in use by another Duetime process (pid {holder}): stop it, or give this "
+                "one a file of its own; several processes share a server database, not a file"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        return lock
+
+    # In a reader thread.
+
+    def _reader(self) -> apsw.Connection:
+        connection: apsw.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = _connect(self.path, apsw.SQLITE_OPEN_READWRITE)
+            connection.execute("PRAGMA query_only = ON")
+        return connection
+
+    # In the writer thread.
+
+    def _write_forever(self, prepare: Callable[[apsw.Connection], None], opened: asyncio.Future[None]) -> None:
+        try:
+            connection = _connect(self.path, apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.set_wal_hook(self._after_commit)
+            prepare(connection)
+        except apsw.Error as error:
+            problem = SettingsError(f"DATABASE_URL: SQLite can't open {self.path}: {error}")
+            self._loop.call_soon_threadsafe(opened.set_exception, problem)
+            return
+        except Exception as error:
+            self._loop.call_soon_threadsafe(opened.set_exception, error)
+            return
+        self._loop.call_soon_threadsafe(opened.set_result, None)
+        while True:
+            self._asked.acquire()
+            batch = []
+            while self._jobs and len(batch) < JOBS_PER_COMMIT_MAX:
+                batch.append(self._jobs.popleft())
+            if batch:
+                answers = self._commit(connection, [(verb, argument) for verb, argument, _ in batch])
+                self._loop.call_soon_threadsafe(_answer, [done for _, _, done in batch], answers)
+                # The jobs taken beyond the first have each left a permit behind.
+                for _ in batch[1:]:
+                    self._asked.acquire(blocking=False)
+            elif self._closing:
+                break
+            if self._failure:
+                self._loop.call_soon_threadsafe(self.failed.set)
+            elif self._wal_pages >= CHECKPOINT_PAGES:
+                # Only after the callers were answered: nobody waits for a checkpoint.
+                self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_PASSIVE)
+        if not self._failure:
+            self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        with contextlib.suppress(apsw.Error):
+            connection.close()
+
+    def _commit(self, connection: apsw.Connection, jobs: list[tuple[Verb[Any, Any], Any]]) -> list[Any]:
+        """Do the jobs in one transaction, each verb once for all who asked it; a result or an error for each job."""
+        if self._failure:
+            return [self._failure] * len(jobs)
+        together: dict[Verb[Any, Any], list[int]] = {}
+        for place, (verb, _) in enumerate(jobs):
+            together.setdefault(verb, []).append(place)
+        answers: list[Any] = [None] * len(jobs)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for verb, places in together.items():
+                results = verb(connection, [jobs[place][1] for place in places])
+                for place, result in zip(places, results, strict=True):
+                    answers[place] = result
+            connection.execute("COMMIT")
+            return answers
+        except _DAMAGE as error:
+            self._failure = StoreFailed(f"SQLite can't be trusted with {self.path} any more: {error}")
+            return [self._failure] * len(jobs)
+        except Exception as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if len(jobs) > 1:
+                # One job must not take the others down with it.
+                return [answer for job in jobs for answer in self._commit(connection, [job])]
+            if isinstance(error, apsw.Error):
+                return [StoreUnavailable(f"SQLite could not write to {self.path}: {error}")]
+            return [error]
+
+    def _checkpoint(self, connection: apsw.Connection, mode: int) -> None:
+        try:
+            connection.wal_checkpoint(mode=mode)
+            self._wal_pages = 0
+        except _DAMAGE as error:
+            self._failure = StoreFailed(f"SQLite can't be trusted with {self.path} any more: {error}")
+            self._loop.call_soon_threadsafe(self.failed.set)
+        except apsw.Error:
+            pass  # A reader is in the way; the next commit brings us here again.
+
+    def _after_commit(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+
+def _answer(waiting: list[asyncio.Future[Any]], answers: list[Any]) -> None:
+    for done, answer in zip(waiting, answers, strict=True):
+        if done.done():
+            continue  # The caller went away; what it asked for is written all the same.
+        if isinstance(answer, BaseException):
+            done.set_exception(answer)
+        else:
+            done.set_result(answer)

@@ -1,0 +1,71 @@
+"""The tables of the SQLite store and how older files are brought up to them: forward only, one step per entry.
+
+A timer has one row from its creation to the end of its retention. What keeps the hot path small is not a second
+table but partial indexes: ``timers_due`` holds pending timers alone, ``timers_executing`` those under way,
+``timers_final`` the history by age. Firing a timer moves an entry between three small indexes; it never touches the
+big random one on ``uuid`` (docs/decisions/0003).
+"""
+
+from __future__ import annotations
+
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE meta (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
+
+    CREATE TABLE shards (
+        shard       INTEGER PRIMARY KEY,
+        owner_id    BLOB,
+        version     INTEGER NOT NULL DEFAULT 0,
+        lease_until INTEGER NOT NULL DEFAULT 0
+    ) STRICT;
+
+    CREATE TABLE instances (owner_id BLOB PRIMARY KEY, alive_until INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+
+    CREATE TABLE namespaces (
+        name       TEXT PRIMARY KEY,
+        paused     INTEGER NOT NULL,
+        retention_ms INTEGER,
+        definition BLOB NOT NULL
+    ) STRICT, WITHOUT ROWID;
+
+    CREATE TABLE timers (
+        seq            INTEGER PRIMARY KEY,  -- created_at << 20, plus a counter: the order of creation
+        uuid           BLOB NOT NULL,
+        namespace      TEXT NOT NULL,
+        id             TEXT NOT NULL,
+        shard          INTEGER NOT NULL,
+        definition     TEXT NOT NULL,
+        timeout_ms     INTEGER NOT NULL,
+        fingerprint    TEXT NOT NULL,
+        correlation_id TEXT,
+        created_at     INTEGER NOT NULL,
+        updated_at     INTEGER NOT NULL,
+        revision       INTEGER NOT NULL,
+        firing         INTEGER NOT NULL,
+        execute_at     INTEGER NOT NULL,
+        fire_at        INTEGER NOT NULL,
+        status         TEXT NOT NULL,
+        attempt        INTEGER NOT NULL,
+        failures       INTEGER NOT NULL,
+        lost           INTEGER NOT NULL,
+        last_error     TEXT,
+        started_at     INTEGER,
+        executed_at    INTEGER,
+        deadline_at    INTEGER,
+        version        INTEGER NOT NULL
+    ) STRICT;
+
+    CREATE UNIQUE INDEX timers_uuid ON timers (uuid);
+    CREATE INDEX timers_due ON timers (fire_at) WHERE status = 'pending';
+    CREATE INDEX timers_executing ON timers (deadline_at) WHERE status = 'executing';
+    CREATE INDEX timers_final ON timers (namespace, updated_at) WHERE status NOT IN ('pending', 'executing');
+
+    -- Exact counts without a scan, kept by the transactions that change them.
+    CREATE TABLE tallies (
+        namespace TEXT NOT NULL,
+        status    TEXT NOT NULL,
+        timers    INTEGER NOT NULL,
+        PRIMARY KEY (namespace, status)
+    ) STRICT, WITHOUT ROWID;
+    """,
+)

@@ -1,0 +1,79 @@
+"""What the service counts and measures, published for Prometheus at ``/metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from duetime.model import OutcomeKind, Status
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_LATENESS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
+
+
+class Telemetry:
+    """One set of metrics; an instance has one, and a test that runs several instances has one for each."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        kept = {"registry": self._registry}
+        self._timers = Gauge("duetime_timers", "Timers in the store, by status.", ["status"], **kept)
+        self._created = Counter("duetime_creates", "Timers created.", ["door"], **kept)
+        self._attempted = Counter(
+            "duetime_attempts", "Delivery attempts, by how they ended and what became of the timer.",
+            ["outcome", "status"], **kept,
+        )
+        self._deferred = Counter(
+            "duetime_deferred", "Begun timers put back unspent because their destination could not take them.", **kept
+        )
+        self._abandoned = Counter(
+            "duetime_abandoned", "Begun timers not sent because the lease had run out.", **kept
+        )
+        self._fenced = Counter("duetime_fenced_writes", "Writes refused because the shard had a new owner.", **kept)
+        self._lateness = Histogram(
+            "duetime_lateness_seconds", "From when an attempt was due to when it was sent.", buckets=_LATENESS, **kept
+        )
+        self._begin = Histogram("duetime_begin_seconds", "Duration of a begin in the store.", buckets=_FAST, **kept)
+        self._record = Histogram("duetime_record_seconds", "Duration of a record in the store.", buckets=_FAST, **kept)
+        self._owned = Gauge("duetime_owned_shards", "Shards that this instance owns.", **kept)
+        self._offset = Gauge("duetime_clock_offset_seconds", "This machine's clock minus the store's.", **kept)
+
+    def created(self, door: str, count: int = 1) -> None:
+        self._created.labels(door).inc(count)
+
+    def attempted(self, kind: OutcomeKind, status: Status) -> None:
+        self._attempted.labels(kind.value, status.value).inc()
+
+    def deferred(self) -> None:
+        self._deferred.inc()
+
+    def abandoned(self) -> None:
+        self._abandoned.inc()
+
+    def fenced(self, count: int) -> None:
+        if count:
+            self._fenced.inc(count)
+
+    def lateness(self, ms: int) -> None:
+        self._lateness.observe(ms / 1000)
+
+    def begin_took(self, seconds: float) -> None:
+        self._begin.observe(seconds)
+
+    def record_took(self, seconds: float) -> None:
+        self._record.observe(seconds)
+
+    def owned_shards(self, count: int) -> None:
+        self._owned.set(count)
+
+    def clock_offset(self, ms: int) -> None:
+        self._offset.set(ms / 1000)
+
+    def page(self, timers: Mapping[Status, int]) -> bytes:
+        """The metrics page, with the store's own counts as of now."""
+        for status, count in timers.items():
+            self._timers.labels(status.value).set(count)
+        return generate_latest(self._registry)

@@ -1,0 +1,323 @@
+"""Settings: which source counts, what every setting accepts, and that a bad one is a single clear line."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duetime.errors import SettingsError
+from duetime.model import DAY_MS, HOUR_MS
+from duetime.settings import SETTINGS, Settings, ensure_api_key, load
+
+KEY = "k" * 32
+
+
+def refusal(tmp_path: Path, **environ: str) -> str:
+    with pytest.raises(SettingsError) as raised:
+        load(environ, tmp_path)
+    line = str(raised.value)
+    assert "\n" not in line
+    return line
+
+
+def test_nothing_given_means_the_defaults(tmp_path: Path) -> None:
+    assert load({}, tmp_path) == Settings()
+    assert load({"PATH": "/bin", "HOME": "/root"}, tmp_path) == Settings()
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_the_documented_default_is_the_real_one(setting: Any, tmp_path: Path) -> None:
+    if setting.default and setting.name != "HOST":
+        assert load({setting.name: setting.default}, tmp_path) == Settings()
+    assert setting.meaning.endswith(".") and setting.meaning[0].isupper()
+
+
+def test_every_field_has_a_setting_and_every_name_is_once() -> None:
+    assert {setting.field for setting in SETTINGS} == set(Settings.__struct_fields__)
+    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("DATABASE_URL", "sqlite:////var/lib/d.db", "database_url", "sqlite:////var/lib/d.db"),
+        ("DATABASE_URL", "memory:", "database_url", "memory:"),
+        ("DATABASE_URL", "memory://", "database_url", "memory:"),
+        ("TIMER_DB_PATH", "./a b.db", "database_url", "sqlite:///./a%20b.db"),
+        ("API_KEY", KEY, "api_key", KEY),
+        ("HOST", "::1", "host", "::1"),
+        ("HOST", "[::1]", "host", "::1"),
+        ("HOST", "localhost", "host", "localhost"),
+        ("PORT", "0", "port", 0),
+        ("PORT", " 8080 ", "port", 8080),
+        ("LOG_LEVEL", "WARN", "log_level", "warning"),
+        ("RUST_LOG", "debug", "log_level", "debug"),
+        ("RUST_LOG", "tower=trace,error,hyper=off", "log_level", "error"),
+        ("RUST_LOG", "tower=trace", "log_level", "info"),
+        ("TIMER_POLLING_INTERVAL", "250", "timer_polling_interval_ms", 250),
+        ("TIMER_BATCH_SIZE", "100", "timer_batch_size", 100),
+        ("TIMER_BROKER_URL", "nats://user:pw@broker:4222", "timer_broker_url", "nats://user:pw@broker:4222"),
+        ("DUETIME_SHARDS", "1024", "shards", 1024),
+        ("DUETIME_LEASE_TTL", "1m30s", "lease_ttl_ms", 90_000),
+        ("DUETIME_RETENTION", "12h", "retention_ms", 12 * HOUR_MS),
+        ("DUETIME_RETENTION", "forever", "retention_ms", None),
+        ("DUETIME_AUTO_NAMESPACES", "On", "auto_namespaces", True),
+        ("DUETIME_WORKERS", "1", "workers", 1),
+        ("DUETIME_ALLOW_PRIVATE_TARGETS", "on", "allow_private_targets", True),
+        ("DUETIME_ALLOW_PRIVATE_TARGETS", "off", "allow_private_targets", False),
+        ("DUETIME_ALLOW_PRIVATE_TARGETS", "", "allow_private_targets", None),
+        ("DUETIME_ALLOW_PRIVATE_TARGETS", "10.0.0.0/8, fd00::/8 1.2.3.4", "allow_private_targets",
+         ("10.0.0.0/8", "fd00::/8", "1.2.3.4/32")),
+        ("DUETIME_AUTH", "none", "auth", "none"),
+        ("DUETIME_AUTH", "none-forced", "auth", "none"),
+        ("DUETIME_METRICS_AUTH", "none", "metrics_auth", "none"),
+        ("DUETIME_MAX_IN_FLIGHT", "10", "max_in_flight", 10),
+        ("DUETIME_MAX_PER_DESTINATION", "10", "max_per_destination", 10),
+        ("DUETIME_MAX_REQUEST_BYTES", "1 MiB", "max_request_bytes", 1024 * 1024),
+        ("DUETIME_MAX_BATCH_BYTES", "1048576", "max_batch_bytes", 1024 * 1024),
+        ("DUETIME_TAKEOVER", "now", "takeover", "now"),
+        ("DUETIME_DRAIN_TIMEOUT", "0s", "drain_timeout_ms", 0),
+    ],
+)  # fmt: skip
+def test_a_good_value_arrives_in_its_field(name: str, text: str, field: str, value: object, tmp_path: Path) -> None:
+    assert getattr(load({name: text}, tmp_path), field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "accepted"),
+    [
+        ("DATABASE_URL", "duetime.db", "must be sqlite:///path"),
+        ("DATABASE_URL", "sqlite://duetime.db", "must be sqlite:///path"),
+        ("DATABASE_URL", "sqlite:///", "must be sqlite:///path"),
+        ("DATABASE_URL", "sqlite:///:memory:", "must be sqlite:///path"),
+        ("DATABASE_URL", "sqlite:///a.db?mode=rwc", "must be sqlite:///path"),
+        ("DATABASE_URL", "sqlite:///a%00b", "must be sqlite:///path"),
+        ("TIMER_DB_PATH", "data/", "must be the path of a file"),
+        ("HOST", "256.0.0.1", "must be an IP address or a host name"),
+        ("HOST", "http://x", "must be an IP address or a host name"),
+        ("PORT", "65536", "must be a whole number from 0 to 65535"),
+        ("PORT", "-1", "must be a whole number"),
+        ("PORT", "3_000", "must be a whole number"),
+        ("PORT", "３０００", "must be a whole number"),
+        ("PORT", "9" * 5_000, "must be a whole number"),
+        ("LOG_LEVEL", "loud", "must be trace, debug, info, warn, error or off"),
+        ("RUST_LOG", "loud", "must be trace, debug, info, warn, error or off"),
+        ("TIMER_POLLING_INTERVAL", "1s", "must be a whole number from 10 to 60000"),
+        ("TIMER_BATCH_SIZE", "0", "must be a whole number from 1 to 10000"),
+        ("TIMER_BROKER_URL", "localhost:4222", "must be a URL like nats://localhost:4222"),
+        ("TIMER_BROKER_URL", "nats://host:notaport", "must be a URL like nats://localhost:4222"),
+        ("DUETIME_SHARDS", "0", "must be a whole number from 1 to 1024"),
+        ("DUETIME_SHARDS", "1025", "must be a whole number from 1 to 1024"),
+        ("DUETIME_LEASE_TTL", "10", "must be a duration from 1s to 5m"),
+        ("DUETIME_LEASE_TTL", "999ms", "must be a duration from 1s to 5m"),
+        ("DUETIME_RETENTION", "never", "must be a duration of at least 1s, like 12h or 30d, or forever"),
+        ("DUETIME_AUTO_NAMESPACES", "maybe", "must be on or off"),
+        ("DUETIME_WORKERS", "2", "must be 1 with a sqlite store"),
+        ("DUETIME_ALLOW_PRIVATE_TARGETS", "10.0.0.1/8", "must be on, off or a list of CIDRs"),
+        ("DUETIME_ALLOW_PRIVATE_TARGETS", ",", "must be on, off or a list of CIDRs"),
+        ("DUETIME_AUTH", "None", "must be key, none (loopback HOST only) or none-forced"),
+        ("DUETIME_METRICS_AUTH", "off", "must be key or none"),
+        ("DUETIME_MAX_IN_FLIGHT", "0", "must be a whole number"),
+        ("DUETIME_MAX_PER_DESTINATION", "x", "must be a whole number"),
+        ("DUETIME_MAX_REQUEST_BYTES", "1023", "must be a number of bytes from 1KiB to 64MiB"),
+        ("DUETIME_MAX_REQUEST_BYTES", "32MiB", "must be at least DUETIME_MAX_REQUEST_BYTES"),
+        ("DUETIME_MAX_BATCH_BYTES", "16MB", "must be a number of bytes from 1KiB to 256MiB"),
+        ("DUETIME_TAKEOVER", "later", "must be deadline or now"),
+        ("DUETIME_DRAIN_TIMEOUT", "11m", "must be a duration from 0s to 10m"),
+        ("HOST", "a\x1bb", "must not have characters that cannot be printed"),
+    ],
+)
+def test_a_bad_value_is_one_line_with_what_is_accepted(name: str, text: str, accepted: str, tmp_path: Path) -> None:
+    line = refusal(tmp_path, **{name: text})
+    assert line.startswith(("DUETIME_MAX_BATCH_BYTES" if "at least DUETIME" in accepted else name, name))
+    assert accepted in line
+    assert len(line) < 300
+    if len(text) < 80 and text.isprintable() and "?" not in text and "at least DUETIME" not in accepted:
+        assert text in line
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql", "mongodb", "cassandra", "dynamodb"])
+def test_a_store_to_come_says_so_and_keeps_the_password_to_itself(scheme: str, tmp_path: Path) -> None:
+    line = refusal(tmp_path, DATABASE_URL=f"{scheme}://me:hunter2@db/x")
+    assert line == f"DATABASE_URL: {scheme} is not supported yet; use sqlite:///path"
+
+
+def test_credentials_are_never_repeated(tmp_path: Path) -> None:
+    for bad in ("short-secret", "sécret" * 8, "secret with a blank in it, long enough", "secret" * 100):
+        line = refusal(tmp_path, API_KEY=bad)
+        assert line.startswith("API_KEY: must be ") and "cret" not in line
+    assert "32 to 512 visible ASCII characters, and 12 were given" in refusal(tmp_path, API_KEY="short-secret")
+    assert "hunter2" not in refusal(tmp_path, TIMER_BROKER_URL="http://me:hunter2@broker")
+    shown = repr(load({"API_KEY": KEY, "TIMER_BROKER_URL": "nats://me:hunter2@b"}, tmp_path))
+    assert KEY not in shown and "hunter2" not in shown and "port=3000" in shown
+
+
+def test_the_host_follows_the_key(tmp_path: Path) -> None:
+    assert load({"API_KEY": KEY}, tmp_path).host == "0.0.0.0"
+    assert load({"API_KEY": KEY, "HOST": "10.1.2.3"}, tmp_path).host == "10.1.2.3"
+    assert load({"API_KEY": ""}, tmp_path).host == "127.0.0.1"
+    assert load({"HOST": "0.0.0.0"}, tmp_path).host == "0.0.0.0"
+
+
+def test_no_auth_needs_a_loopback_host_unless_forced(tmp_path: Path) -> None:
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
+        assert load({"DUETIME_AUTH": "none", "HOST": host}, tmp_path).auth == "none"
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.com"):
+        line = refusal(tmp_path, DUETIME_AUTH="none", HOST=host)
+        assert line.startswith("DUETIME_AUTH=none: needs a loopback HOST") and host in line
+        assert load({"DUETIME_AUTH": "none-forced", "HOST": host}, tmp_path).auth == "none"
+    assert "loopback" in refusal(tmp_path, DUETIME_AUTH="none", API_KEY=KEY)
+
+
+def test_memory_serves_one_process_too(tmp_path: Path) -> None:
+    assert "memory store" in refusal(tmp_path, DATABASE_URL="memory:", DUETIME_WORKERS="2")
+
+
+def test_the_database_path(tmp_path: Path) -> None:
+    assert load({}, tmp_path).database_path == Path("duetime.db")
+    assert load({"DATABASE_URL": "sqlite:////var/d.db"}, tmp_path).database_path == Path("/var/d.db")
+    assert load({"TIMER_DB_PATH": "/var/a b%20?.db"}, tmp_path).database_path == Path("/var/a b%20?.db")
+    assert load({"DATABASE_URL": "memory:"}, tmp_path).database_path is None
+
+
+def test_an_unknown_name_of_ours_stops_the_start(tmp_path: Path) -> None:
+    assert refusal(tmp_path, DUETIME_SHARD="4") == (
+        "DUETIME_SHARD in the environment is not a setting; did you mean DUETIME_SHARDS?"
+    )
+    assert refusal(tmp_path, DUETIME_XYZZYQ="") == "DUETIME_XYZZYQ in the environment is not a setting"
+    (tmp_path / ".env").write_text("DUETIME_LEASETTL=10s\n")
+    assert refusal(tmp_path) == "DUETIME_LEASETTL in .env is not a setting; did you mean DUETIME_LEASE_TTL?"
+
+
+def test_the_environment_wins_over_env_file_over_toml(tmp_path: Path) -> None:
+    (tmp_path / "duetime.toml").write_text('port = 1\nlog_level = "error"\nduetime_shards = 7\n')
+    assert (load({}, tmp_path).port, load({}, tmp_path).shards) == (1, 7)
+    (tmp_path / ".env").write_text("PORT=2\nLOG_LEVEL=debug\n")
+    assert (load({}, tmp_path).port, load({}, tmp_path).log_level, load({}, tmp_path).shards) == (2, "debug", 7)
+    assert load({"PORT": "3"}, tmp_path).port == 3
+    assert load({"PORT": ""}, tmp_path).port == 2
+
+
+def test_an_older_name_in_a_stronger_source_wins(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("LOG_LEVEL=debug\nDATABASE_URL=memory:\n")
+    assert load({"RUST_LOG": "error"}, tmp_path).log_level == "error"
+    assert load({"TIMER_DB_PATH": "x.db"}, tmp_path).database_path == Path("x.db")
+    assert load({"RUST_LOG": "error", "LOG_LEVEL": "warn"}, tmp_path).log_level == "warning"
+
+
+@pytest.mark.parametrize(
+    ("line", "url"),
+    [
+        ("TIMER_DB_PATH=a.db", "a.db"),
+        ("export TIMER_DB_PATH=a.db", "a.db"),
+        ("  TIMER_DB_PATH = a.db  ", "a.db"),
+        ("TIMER_DB_PATH=a.db # where", "a.db"),
+        ("TIMER_DB_PATH=a#b.db", "a#b.db"),
+        ("TIMER_DB_PATH=a b.db", "a b.db"),
+        ("TIMER_DB_PATH='a # b.db' # where", "a # b.db"),
+        ('TIMER_DB_PATH="a # \\"b\\".db"', 'a # "b".db'),
+        ("TIMER_DB_PATH='a\\b.db'", "a\\b.db"),
+        ("TIMER_DB_PATH=first.db\nTIMER_DB_PATH=a.db", "a.db"),
+        ("# a comment\n\n  # another\nTIMER_DB_PATH=a.db\r\nOTHER=x", "a.db"),
+        ("\ufeffTIMER_DB_PATH=a.db", "a.db"),
+        ("TIMER_DB_PATH= # nothing", "duetime.db"),
+        ('TIMER_DB_PATH=""', "duetime.db"),
+    ],
+)
+def test_the_env_file_is_read_like_a_shell_would(line: str, url: str, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(line)
+    assert load({}, tmp_path).database_path == Path(url)
+
+
+@pytest.mark.parametrize(
+    "line", ["PORT", "PORT: 3000", "=3000", "PORT='3000", 'PORT="3000', "PORT='30'00", 'PORT="\\"']
+)
+def test_a_bad_line_of_the_env_file_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(f"HOST=localhost\n{line}\n")
+    assert refusal(tmp_path).startswith(".env line 2: must ")
+
+
+def test_toml_takes_values_as_they_are_and_names_in_either_case(tmp_path: Path) -> None:
+    (tmp_path / "duetime.toml").write_text(
+        'PORT = 8080\nduetime_auto_namespaces = true\nduetime_retention = "7d"\n'
+        'duetime_allow_private_targets = ["10.0.0.0/8", "fd00::/8"]\n'
+    )
+    settings = load({}, tmp_path)
+    assert (settings.port, settings.auto_namespaces, settings.retention_ms) == (8080, True, 7 * DAY_MS)
+    assert settings.allow_private_targets == ("10.0.0.0/8", "fd00::/8")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("shards = 4", "shards in duetime.toml is not a setting; did you mean DUETIME_SHARDS?"),
+        ("Port = 4", "Port in duetime.toml is not a setting; did you mean PORT?"),
+        ("port = 4\nPORT = 5", "PORT is twice in duetime.toml"),
+        ("port = 1.5", "PORT in duetime.toml: must be a string, a whole number"),
+        ("[server]\nport = 4", "server in duetime.toml is not a setting"),
+        ("port = ", "duetime.toml: Invalid value"),
+        ("port = 99999", "PORT=99999: must be a whole number"),
+    ],
+)
+def test_a_bad_toml_file_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "duetime.toml").write_text(text)
+    assert refusal(tmp_path).startswith(message)
+
+
+@pytest.mark.parametrize("name", [".env", "duetime.toml"])
+def test_a_file_that_cannot_be_read_is_one_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"PORT='\xff'\n")
+    assert refusal(tmp_path) == f"{name}: must be UTF-8"
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    assert refusal(tmp_path).startswith("cannot read ")
+
+
+def test_a_key_that_was_set_makes_no_file(tmp_path: Path) -> None:
+    assert ensure_api_key(Settings(api_key=KEY), tmp_path) == (KEY, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_makes_itself_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    umask = os.umask(0o277)
+    try:
+        key, path = ensure_api_key(Settings(), tmp_path)
+    finally:
+        os.umask(umask)
+    assert path == tmp_path / "duetime.key"
+    assert len(key) == 43
+    assert path.read_text() == key + "\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert ensure_api_key(Settings(), tmp_path) == (key, path)
+    path.unlink()
+    assert ensure_api_key(Settings(), tmp_path)[0] != key
+
+
+def test_a_damaged_or_unwritable_key_file_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "duetime.key").write_text("short\n")
+    with pytest.raises(SettingsError, match=r"duetime\.key holds no key of 32 to 512") as raised:
+        ensure_api_key(Settings(), tmp_path)
+    assert "short" not in str(raised.value)
+    with pytest.raises(SettingsError, match=r"cannot read or make .*No such file"):
+        ensure_api_key(Settings(), tmp_path / "absent")
+
+
+def test_a_link_in_place_of_the_key_file_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "duetime.key").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SettingsError, match="File exists"):
+        ensure_api_key(Settings(), tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_key_that_could_not_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SettingsError, match="No space left"):
+        ensure_api_key(Settings(), tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,415 @@
+"""What may enter by an HTTP door: strict JSON, structs with errors for people, and the field rules."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from duetime.doors import wire
+from duetime.errors import InvalidInput
+
+examined = settings(derandomize=True, deadline=None, database=None, max_examples=300)
+
+# Few letters and all the characters that a careless scan trips over, so that collisions are common.
+_TEXT = st.text('ab":\\ \n\t{}[],é😀', max_size=6) | st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20
+)
+_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**308), 10**308)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _TEXT,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(_TEXT, inner, max_size=5),
+    max_leaves=20,
+)
+
+
+def refusal(body: bytes) -> str:
+    with pytest.raises(InvalidInput) as raised:
+        wire.check_json(body)
+    assert raised.value.field == "body"
+    return raised.value.reason
+
+
+@examined
+@given(
+    _VALUES,
+    st.booleans(),
+    st.sampled_from([None, 0, 2, "\t"]),
+    st.sampled_from([(",", ":"), (", ", ": "), (" ,", " :")]),
+)
+def test_every_ordinary_json_text_passes(
+    value: Any, ascii_only: bool, indent: int | str | None, separators: tuple[str, str]
+) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent, separators=separators)
+    wire.check_json(text.encode())
+
+
+@examined
+@given(
+    st.binary(max_size=200)
+    | st.text('{}[]":,\\u0d8aefE+-.123 ntrls\n', max_size=60).map(lambda text: text.encode())
+    | st.tuples(_VALUES, st.integers(0, 200), st.binary(max_size=3)).map(
+        lambda drawn: json.dumps(drawn[0]).encode()[: drawn[1]] + drawn[2] + json.dumps(drawn[0]).encode()[drawn[1] :]
+    )
+)
+@example(b"[" * 100_000)
+@example(b'{"a":' * 100_000)
+@example(b"\x00")
+@example(b"9" * 10_000)
+def test_no_bytes_raise_anything_but_invalid_input(body: bytes) -> None:
+    try:
+        wire.check_json(body)
+    except InvalidInput as error:
+        assert error.field == "body"
+        assert "\n" not in error.reason
+
+
+class _Duplicate(Exception):
+    pass
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) != len(pairs):
+        raise _Duplicate
+
+
+@st.composite
+def _objects(draw: st.DrawFn, depth: int = 0) -> str:
+    """Objects in JSON whose keys may repeat, each spelled in one of the ways that JSON has for it."""
+    blank = st.sampled_from(["", "", " ", "\n", "\t", "\r\n "])
+    parts = []
+    for _ in range(draw(st.integers(0, 4))):
+        key = draw(st.text('ab":', max_size=2))
+        spelled = json.dumps(key)
+        if draw(st.booleans()):
+            spelled = '"' + "".join(f"\\u{ord(char):04x}" for char in key) + '"'
+        if depth < 2 and draw(st.booleans()):
+            value = draw(_objects(depth + 1))
+        else:
+            value = draw(
+                st.sampled_from(["1", '":"', '": "', '"a\\":"', '" :"', '"\\u0022:"', '["a","a"]', '"x"', "null"])
+            )
+        parts.append(draw(blank) + spelled + draw(blank) + ":" + draw(blank) + value + draw(blank))
+    return "{" + ",".join(parts) + "}"
+
+
+@settings(examined, max_examples=1_000)
+@given(_objects())
+def test_duplicate_keys_are_found_whatever_stands_around_them(text: str) -> None:
+    try:
+        json.loads(text, object_pairs_hook=_distinct)
+    except _Duplicate:
+        assert "twice" in refusal(text.encode())
+    else:
+        wire.check_json(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "must not be empty"),
+        (b" \r\n\t", "must not be empty"),
+        (b"\xef\xbb\xbf{}", "must not begin with a byte order mark"),
+        (b'{"a":"\xff"}', "is not valid UTF-8 (byte 6)"),
+        (b'"\xc0\x80"', "is not valid UTF-8 (byte 1)"),
+        (b'"\xed\xa0\x80"', "is not valid UTF-8 (byte 1)"),
+        (b'{"\xff":1}', "is not valid UTF-8 (byte 2)"),
+        ('{"a":1}'.encode("utf-16-le"), "is not valid JSON: "),
+        (b"NaN", "is not valid JSON: NaN is not a JSON number"),
+        (b'{"a":[Infinity]}', "is not valid JSON: Infinity is not a JSON number"),
+        (b"[-Infinity]", "is not valid JSON: -Infinity is not a JSON number"),
+        (b'"\\ud800"', "must not hold a lone surrogate"),
+        (b'"\\udc00"', "must not hold a lone surrogate"),
+        (b'"\\ud83d\\ud83d"', "must not hold a lone surrogate"),
+        (b'"\\ud83d and more"', "must not hold a lone surrogate"),
+        (b'{"\\udfff":1}', "must not hold a lone surrogate"),
+        (b'"\\u0000"', "must not hold the character \\u0000"),
+        (b'{"a\\u0000":1}', "must not hold the character \\u0000"),
+        (b'"\\\\\\u0000"', "must not hold the character \\u0000"),
+        (b'"\\\\u0000 \\u0000"', "must not hold the character \\u0000"),
+        (b'"\x00"', "is not valid JSON: Invalid control character at line 1 column 2"),
+        (b'{"\n":1}', "is not valid JSON: Invalid control character at line 1 column 3"),
+        (b'{"a":1,"a":1}', 'must not have the key "a" twice in one object'),
+        (b'{"a":1,"\\u0061":2}', 'must not have the key "a" twice in one object'),
+        (b'[{"b":{"a" :1,"a":1}}]', 'must not have the key "a" twice in one object'),
+        (b'{"a" :1,"a":1,"":":"}', 'must not have the key "a" twice in one object'),
+        (b'{"%s":1,"%s":1}' % (b"k" * 99, b"k" * 99), f'must not have the key "{"k" * 63}…" twice in one object'),
+        (b"{} {}", "is not valid JSON: Extra data at line 1 column 4"),
+        (b"{}\x00", "is not valid JSON: Extra data at line 1 column 3"),
+        (b"{},", "is not valid JSON: "),
+        (b'{"a":1,}', "is not valid JSON: "),
+        (b"[1,]", "is not valid JSON: "),
+        (b"{'a':1}", "is not valid JSON: "),
+        (b"{1:2}", "is not valid JSON: "),
+        (b"/**/1", "is not valid JSON: "),
+        (b"01", "is not valid JSON: "),
+        (b"+1", "is not valid JSON: "),
+        (b".5", "is not valid JSON: "),
+        (b"1.", "is not valid JSON: "),
+        (b"0x10", "is not valid JSON: "),
+        (b"nul", "is not valid JSON: "),
+        (b'"\\x41"', "is not valid JSON: "),
+        (b'{"a":\n tru}', "is not valid JSON: Expecting value at line 2 column 2"),
+        (b"1e999", "must not hold a number beyond ±1.8e308"),
+        (b'{"a":[-1e309]}', "must not hold a number beyond ±1.8e308"),
+        (b"1" + b"0" * 309, "must not hold a number beyond ±1.8e308"),
+        (b"[-1" + b"0" * 309 + b"]", "must not hold a number beyond ±1.8e308"),
+        (b'{"a":' + b"1" * 5_000 + b"}", "must not hold a number beyond ±1.8e308"),
+        (b"[" * 65 + b"]" * 65, "must not be nested deeper than 64 levels"),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, "must not be nested deeper than 64 levels"),
+        (b"[" * 50_000 + b"]" * 50_000, "must not be nested deeper than 64 levels"),
+        (b"[" * 50_000, "must not be nested deeper than 64 levels"),
+    ],
+)
+def test_a_nasty_body_is_refused(body: bytes, reason: str) -> None:
+    if reason.endswith(": "):
+        assert refusal(body).startswith(reason)
+    else:
+        assert refusal(body) == reason
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'"\\ud83d\\ude00"',
+        "😀".encode().join([b'"', b'"']),
+        b'"\\\\u0000"',
+        b'"\\\\\\\\u0000"',
+        b'"\\\\ud800"',
+        b'"NaN"',
+        b'"\x7f"',
+        b"9007199254740993",
+        b"-99999999999999999999999999999999999999",
+        str(int(sys.float_info.max)).encode(),
+        b"1e-999",
+        b"0." + b"1" * 10_000,
+        b'{"a":{"a":1},"b":[{"a":1},{"a":1}]}',
+        b'{"a":1,"A":2}',
+        b'{"json":"{\\"a\\":1,\\"a\\":2}"}',
+        b'{"a":":","b":" :"}',
+        b'{"":1}',
+        b"null",
+        b' {"a" : 1}\r\n',
+        b"[" * 64 + b"]" * 64,
+        b"[" + b"[]," * 500 + b"[]]",
+        b'{"' + b"\\\\" * 50_000 + b'":1}',
+    ],
+)
+def test_an_odd_body_that_is_strict_json_passes(body: bytes) -> None:
+    wire.check_json(body)
+
+
+def test_the_depth_is_a_choice() -> None:
+    wire.check_json(b"[[1]]", depth_max=2)
+    with pytest.raises(InvalidInput, match="deeper than 1 levels"):
+        wire.check_json(b"[[1]]", depth_max=1)
+
+
+class Policy(msgspec.Struct, rename="camel"):
+    max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 3
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Create(msgspec.Struct, forbid_unknown_fields=True):
+    callback_url: str
+    execute_at: str | None
+    retry_policy: Policy | None = None
+    callback_headers: dict[str, str] = {}
+    numbers: dict[int, int] = {}
+    items: list[Policy] = []
+    name: Annotated[str, msgspec.Meta(max_length=3)] = ""
+    multiplier: float = 2.0
+    jitter: bool = True
+    colour: Colour = Colour.RED
+    payload: msgspec.Raw = msgspec.Raw(b"")
+
+
+CREATE = msgspec.json.Decoder(Create)
+
+
+def decode_fault(body: bytes) -> InvalidInput:
+    with pytest.raises(InvalidInput) as raised:
+        wire.decode(body, Create, CREATE)
+    return raised.value
+
+
+def test_a_good_body_becomes_a_struct_and_keeps_its_payload_byte_for_byte() -> None:
+    payload = b'{ "n": 123456789012345678901234567890, "s":"\\u00e9" }'
+    made = wire.decode(b' {"callback_url":"u","execute_at":null,"payload":%s}' % payload, Create, CREATE)
+    assert made.callback_url == "u"
+    assert bytes(made.payload) == payload
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (b'"callback_url":5', "callback_url must be a string, not a number"),
+        (b'"callback_url":null', "callback_url must be a string, not null"),
+        (b'"callback_url":true', "callback_url must be a string, not a boolean"),
+        (b'"callback_url":[]', "callback_url must be a string, not an array"),
+        (b'"execute_at":5', "execute_at must be a string or null, not a number"),
+        (b'"jitter":"yes"', "jitter must be true or false, not a string"),
+        (b'"multiplier":"2"', "multiplier must be a number, not a string"),
+        (b'"retry_policy":[]', "retry_policy must be an object or null, not an array"),
+        (b'"retry_policy":{"maxRetries":"x"}', "retry_policy.maxRetries must be a whole number, not a string"),
+        (b'"retry_policy":{"maxRetries":1.5}', "retry_policy.maxRetries must be a whole number, not a fraction"),
+        (b'"retry_policy":{"maxRetries":-1}', "retry_policy.maxRetries must be at least 0"),
+        (b'"retry_policy":{"maxRetries":101}', "retry_policy.maxRetries must be at most 100"),
+        (b'"name":"long"', "name must have at most 3 characters"),
+        (b'"colour":"blue"', "colour must not be 'blue'"),
+        (b'"callback_headers":{"a":1}', "callback_headers has a value that must be a string, not a number"),
+        (b'"numbers":{"a":1}', "numbers has a key that must be a whole number, not a string"),
+        (b'"items":[{},{"maxRetries":null}]', "items[1].maxRetries must be a whole number, not null"),
+        (b'"callback_uri":"u"', "callback_uri is not a known field"),
+    ],
+)
+def test_a_wrong_field_is_named_in_words_for_people(fields: bytes, message: str) -> None:
+    kept = {b"callback_url": b'"u"', b"execute_at": b"null"}
+    kept.pop(fields.split(b'"')[1], None)
+    rest = b"".join(b',"%s":%s' % pair for pair in kept.items())
+    assert str(decode_fault(b"{" + fields + rest + b"}")) == message
+
+
+def test_a_missing_field_is_required() -> None:
+    fault = decode_fault(b'{"callback_url":"u"}')
+    assert (fault.field, fault.reason) == ("execute_at", "is required")
+
+
+def test_a_missing_field_of_a_nested_object_is_named_with_its_path() -> None:
+    class Inner(msgspec.Struct):
+        type: str
+
+    class Outer(msgspec.Struct):
+        callback: Inner
+
+    with pytest.raises(InvalidInput, match=r"^callback\.type is required$"):
+        wire.decode(b'{"callback":{}}', Outer, msgspec.json.Decoder(Outer))
+
+
+@pytest.mark.parametrize("body", [b"[]", b' "x"', b"1", b"null", b"\n[{}]"])
+def test_a_body_that_is_no_object_says_so(body: bytes) -> None:
+    assert str(decode_fault(body)) == "body must be a JSON object"
+
+
+def test_decode_is_as_strict_as_check_json() -> None:
+    assert "twice" in str(decode_fault(b'{"callback_url":"u","execute_at":null,"payload":{"a":1,"a":2}}'))
+
+
+@examined
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["callback_url", "execute_at", "retry_policy", "callback_headers", "items", "payload", "numbers"]
+        ),
+        _VALUES,
+    )
+)
+def test_no_value_of_a_field_raises_anything_but_invalid_input(document: dict[str, Any]) -> None:
+    body = json.dumps(document).encode()
+    try:
+        wire.decode(body, Create, CREATE)
+    except InvalidInput as error:
+        assert error.field and "`" not in error.field
+        assert "$" not in str(error).replace("$ref", "")
+
+
+def fault(check: Callable[[Any, str], object], value: Any) -> str:
+    with pytest.raises(InvalidInput) as raised:
+        check(value, "it")
+    assert raised.value.field == "it"
+    return raised.value.reason
+
+
+def test_a_url_is_judged_by_the_address_guard() -> None:
+    assert wire.check_url("https://example.com/hook?a=b", "it") == "https://example.com/hook?a=b"
+    for url in ("", "ftp://example.com", "/hook", "http://", "http://a b/", "http://a/\r\n", "http://a/" + "x" * 2048):
+        assert fault(wire.check_url, url)
+
+
+def test_methods_are_upper_case_and_three() -> None:
+    for method in ("POST", "PUT", "PATCH"):
+        assert wire.check_method(method, "it") == method
+    for method in ("", "post", "GET", "DELETE", "POST ", "POST\r\n"):
+        assert fault(wire.check_method, method) == "must be POST, PUT or PATCH"
+
+
+def test_ordinary_headers_come_back_as_they_were() -> None:
+    headers = {"X-Order": "12", "authorization": "Bearer \tx", "Content-Type": "text/plain", "X-Name": "é", "E": ""}
+    assert wire.check_headers(headers, "it") == headers
+    assert wire.check_headers({}, "it") == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "a:", "a\n", "a\r\nb", "é", "a\0", "(a)", 'a"', "a/b", "a\t", "a@b", "\u212a"]
+)
+def test_a_header_name_is_a_token(name: str) -> None:
+    assert "is not a header name" in fault(wire.check_headers, {name: "x"})
+
+
+@pytest.mark.parametrize("value", ["a\r\nb: c", "a\n", "\n", "a\0", "\x1b", "\x7f", "\x85", "€", "😀"])
+def test_a_header_value_cannot_break_out_of_its_line(value: str) -> None:
+    assert "cannot carry" in fault(wire.check_headers, {"x": value})
+
+
+@pytest.mark.parametrize(
+    "name",
+    """Host Content-Length Transfer-Encoding Connection Keep-Alive Proxy-Connection TE Trailer Upgrade Expect webhook-id
+    webhook-timestamp webhook-signature duetime-attempt duetime-timer Duetime-Anything traceparent""".split(),
+)
+def test_headers_of_the_connection_and_of_duetime_are_refused(name: str) -> None:
+    for spelled in (name, name.lower(), name.upper()):
+        assert fault(wire.check_headers, {spelled: "x"}) == f'must not set "{spelled}"'
+
+
+def test_header_names_are_compared_without_case() -> None:
+    assert fault(wire.check_headers, {"X-A": "1", "x-a": "2"}) == 'must not have "x-a" twice'
+
+
+def test_headers_have_bounds() -> None:
+    wire.check_headers({f"x-{n}": "" for n in range(64)}, "it")
+    assert "at most 64" in fault(wire.check_headers, {f"x-{n}": "" for n in range(65)})
+    wire.check_headers({"x": "v" * (16 * 1024 - 5)}, "it")
+    assert "16384 bytes" in fault(wire.check_headers, {"x": "v" * (16 * 1024 - 4)})
+
+
+def test_an_id_is_1_to_255_characters_without_control_characters() -> None:
+    for good in ("a", "x" * 255, "order 12/é😀", "..", "%00"):
+        assert wire.check_id(good, "it") == good
+    for bad in ("", "x" * 256, "a\0", "a\n", "\x7f", "\x9f", "\ud800"):
+        assert fault(wire.check_id, bad) == "must be 1 to 255 characters without control characters"
+
+
+def test_a_namespace_is_1_to_64_plain_characters() -> None:
+    for good in ("default", "A.b_c-9", "x" * 64):
+        assert wire.check_namespace(good, "it") == good
+    for bad in ("", "x" * 65, "a b", "a/b", "é", "a\n", "a:b", "٣"):
+        assert fault(wire.check_namespace, bad) == "must be 1 to 64 of A-Z a-z 0-9 . _ -"
+
+
+def test_a_uuid_has_one_form_and_is_lower_case() -> None:
+    text = "123e4567-e89b-42d3-a456-426614174000"
+    assert wire.check_uuid(text.upper(), "it") == text
+    for bad in (
+        "",
+        text[:-1],
+        text + "0",
+        text.replace("-", ""),
+        f"{{{text}}}",
+        f"urn:uuid:{text}",
+        "g" + text[1:],
+        text + "\n",
+    ):
+        assert fault(wire.check_uuid, bad).startswith("must be a UUID like")
