@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from duetime.model import Outcome, Target, Timer
 
@@ -19,3 +20,7 @@ class Deliverer(Protocol):
 
     async def close(self) -> None:
         """Let go of every connection."""
+
+
+Deliverers = Mapping[type[Any], Deliverer]
+"""Who delivers to which kind of target."""

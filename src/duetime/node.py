@@ -17,7 +17,7 @@ from duetime.doors.http import Application, Keys, bind, server
 from duetime.doors.operations import OperationsDoor
 from duetime.doors.platform import PlatformDoor
 from duetime.engine.engine import Engine, EngineOptions
-from duetime.errors import SettingsError, StoreFailed
+from duetime.errors import StoreFailed
 from duetime.model import FOREVER_MS, HttpTarget
 from duetime.service import Service
 from duetime.settings import Settings, ensure_api_key
@@ -56,9 +56,8 @@ class Node:
 
     def __init__(self, settings: Settings, *, virtual_clock: bool = False) -> None:
         self.settings = settings
-        clock: Clock
-        clock = virtual = VirtualClock() if virtual_clock else None  # type: ignore[assignment]
-        clock = clock or SystemClock()
+        virtual = VirtualClock() if virtual_clock else None
+        clock: Clock = virtual or SystemClock()
         self.key_path: Path | None = None
         api_key: str | None = None
         if settings.auth == "key":
@@ -91,9 +90,7 @@ class Node:
         )
         self.service = Service(self.store, deliverers, clock, self.engine.nudge)
         keys = Keys(api_key)
-        platform = PlatformDoor(
-            self.service, keys, self.telemetry, request_bytes_max=settings.max_request_bytes
-        )
+        platform = PlatformDoor(self.service, keys, self.telemetry, request_bytes_max=settings.max_request_bytes)
         operations = OperationsDoor(
             self.service,
             keys,
@@ -183,7 +180,4 @@ async def _announce(node: Node) -> None:
     if settings.allow_private_targets is None and settings.api_key is None:
         log.info("no API_KEY is set, so this is a developer's machine: callbacks may go to loopback addresses")
     if isinstance(node.service.clock, VirtualClock):
-        log.warning("--virtual-clock: POST /clock {\"advance\": \"3d\"} moves time; for development only")
-
-
-__all__ = ["Node", "SettingsError", "serve"]
+        log.warning('--virtual-clock: POST /clock {"advance": "3d"} moves time; for development only')

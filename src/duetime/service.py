@@ -7,7 +7,7 @@ A door hands over checked values; this makes the timer, writes it and nudges the
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from hashlib import blake2b
 from random import getrandbits
 
@@ -15,7 +15,7 @@ import msgspec
 
 from duetime import lifecycle
 from duetime.clock import Clock
-from duetime.deliverer import Deliverer
+from duetime.deliverer import Deliverers
 from duetime.errors import StoreUnavailable, TimerConflict, TimerNotFound, UnknownNamespace
 from duetime.model import Definition, Namespace, Status, Target, Timer
 from duetime.sharding import shard_of
@@ -29,7 +29,7 @@ class Service:
     def __init__(
         self,
         store: Store,
-        deliverers: Mapping[type[Target], Deliverer],
+        deliverers: Deliverers,
         clock: Clock,
         nudge: Callable[[int], None],
     ) -> None:
@@ -79,9 +79,7 @@ class Service:
         await self._deliverers[type(definition.target)].check(definition.target)
         now = self.clock.now()
         id = id or str(uuid.uuid4())
-        shard = shard_of(
-            namespace, id, namespace_shards=self.namespace(namespace).shards, shards=self._store.shards
-        )
+        shard = shard_of(namespace, id, namespace_shards=self.namespace(namespace).shards, shards=self._store.shards)
         revision = getrandbits(REVISION_BITS)
         timer = Timer(
             namespace=namespace,

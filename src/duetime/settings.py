@@ -529,10 +529,10 @@ def _ours(source: Mapping[str, str], where: str) -> Mapping[str, str]:
 
 
 def _unknown(name: str, where: str) -> SettingsError:
-    near = difflib.get_close_matches(name.upper(), _BY_NAME, n=1) or difflib.get_close_matches(
-        _OURS + name.upper(), _BY_NAME, n=1
-    )
-    hint = f"; did you mean {near[0]}?" if near else ""
+    # The shared prefix is left out, or it would make any two names look alike.
+    stems = {known.removeprefix(_OURS): known for known in _BY_NAME}
+    near = difflib.get_close_matches(name.upper().removeprefix(_OURS), stems, n=1)
+    hint = f"; did you mean {stems[near[0]]}?" if near else ""
     return SettingsError(f"{_shown(name)} in {where} is not a setting{hint}")
 
 

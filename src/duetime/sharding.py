@@ -17,7 +17,7 @@ def _namespace_hash(namespace: str) -> int:
 
 
 def shard_of(namespace: str, id: str, *, namespace_shards: int, shards: int) -> int:
-    """The shard of a timer: a namespace starts at a place of its own and spreads over ``namespace_shards`` from there."""
+    """The shard of a timer: a namespace starts at a place of its own and spreads over as many shards as it has."""
     return (_namespace_hash(namespace) + _hash(id.encode()) % namespace_shards) % shards
 
 

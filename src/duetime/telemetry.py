@@ -18,28 +18,36 @@ class Telemetry:
     """One set of metrics; an instance has one, and a test that runs several instances has one for each."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        kept = {"registry": self._registry}
-        self._timers = Gauge("duetime_timers", "Timers in the store, by status.", ["status"], **kept)
-        self._created = Counter("duetime_creates", "Timers created.", ["door"], **kept)
+        self._registry = r = CollectorRegistry()
+        self._timers = Gauge("duetime_timers", "Timers in the store, by status.", ["status"], registry=r)
+        self._created = Counter("duetime_creates", "Timers created.", ["door"], registry=r)
         self._attempted = Counter(
-            "duetime_attempts", "Delivery attempts, by how they ended and what became of the timer.",
-            ["outcome", "status"], **kept,
+            "duetime_attempts",
+            "Delivery attempts, by how they ended and what became of the timer.",
+            ["outcome", "status"],
+            registry=r,
         )
         self._deferred = Counter(
-            "duetime_deferred", "Begun timers put back unspent because their destination could not take them.", **kept
+            "duetime_deferred",
+            "Begun timers put back unspent because their destination could not take them.",
+            registry=r,
         )
         self._abandoned = Counter(
-            "duetime_abandoned", "Begun timers not sent because the lease had run out.", **kept
+            "duetime_abandoned", "Begun timers not sent because the lease had run out.", registry=r
         )
-        self._fenced = Counter("duetime_fenced_writes", "Writes refused because the shard had a new owner.", **kept)
+        self._fenced = Counter("duetime_fenced_writes", "Writes refused because the shard had a new owner.", registry=r)
         self._lateness = Histogram(
-            "duetime_lateness_seconds", "From when an attempt was due to when it was sent.", buckets=_LATENESS, **kept
+            "duetime_lateness_seconds",
+            "From when an attempt was due to when it was sent.",
+            buckets=_LATENESS,
+            registry=r,
         )
-        self._begin = Histogram("duetime_begin_seconds", "Duration of a begin in the store.", buckets=_FAST, **kept)
-        self._record = Histogram("duetime_record_seconds", "Duration of a record in the store.", buckets=_FAST, **kept)
-        self._owned = Gauge("duetime_owned_shards", "Shards that this instance owns.", **kept)
-        self._offset = Gauge("duetime_clock_offset_seconds", "This machine's clock minus the store's.", **kept)
+        self._begin = Histogram("duetime_begin_seconds", "Duration of a begin in the store.", buckets=_FAST, registry=r)
+        self._record = Histogram(
+            "duetime_record_seconds", "Duration of a record in the store.", buckets=_FAST, registry=r
+        )
+        self._owned = Gauge("duetime_owned_shards", "Shards that this instance owns.", registry=r)
+        self._offset = Gauge("duetime_clock_offset_seconds", "This machine's clock minus the store's.", registry=r)
 
     def created(self, door: str, count: int = 1) -> None:
         self._created.labels(door).inc(count)

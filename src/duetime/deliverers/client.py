@@ -75,24 +75,31 @@ class HttpClient:
     async def request(self, url: Url, addresses: list[str], head_and_body: bytes) -> Answer:
         """Send one request to the first address that can be reached and return the answer, or raise Unreachable."""
         name = url.server_name if url.tls else None
+        port = url.port
+        result: Answer | Unreachable | _Stale = _STALE
         for address in addresses:
-            connection = self._take((address, url.port, name))
+            connection = self._take((address, port, name))
             if connection is not None:
-                result = await self._exchange(connection, head_and_body)
-                if result is not _STALE:
-                    break
-                # All that are kept may be as stale as this one, and the request is repeated only once.
-                connection = await self._connect(url, addresses, name)
-                result = await self._exchange(connection, head_and_body)
+                waiter = connection.send(head_and_body)
+                try:
+                    result = await waiter
+                except BaseException:
+                    connection.abandon(waiter)
+                    raise
                 break
-        else:
+        if result is _STALE:
+            # There was none, or it was closed already. Others that are kept may be as stale: only a new one will do.
             connection = await self._connect(url, addresses, name)
-            result = await self._exchange(connection, head_and_body)
+            waiter = connection.send(head_and_body)
+            try:
+                result = await waiter
+            except BaseException:
+                connection.abandon(waiter)
+                raise
         if isinstance(result, Answer):
             return result
-        if isinstance(result, Unreachable):
-            raise result
-        raise AssertionError("a new connection is never stale")
+        assert isinstance(result, Unreachable)
+        raise result
 
     async def close(self) -> None:
         """Close every connection, also those in use: their requests end as unreachable."""
@@ -105,14 +112,6 @@ class HttpClient:
         if self._connections:
             self._emptied = asyncio.get_running_loop().create_future()
             await self._emptied
-
-    async def _exchange(self, connection: _Connection, message: bytes) -> Answer | Unreachable | _Stale:
-        waiter = connection.send(message)
-        try:
-            return await waiter
-        except BaseException:
-            connection.abandon(waiter)
-            raise
 
     async def _connect(self, url: Url, addresses: list[str], name: str | None) -> _Connection:
         problem = "no address to connect to"

@@ -263,6 +263,11 @@ class Egress:
         if url.address is not None and (objection := self._objection(url.address)):
             raise Refused(objection)
 
+    def known(self, url: Url) -> list[str] | None:
+        """What ``resolve`` would say, if it was asked a moment ago and all was well."""
+        result = self._results.get(url.host)
+        return None if result is None or result.until <= self._clock.monotonic() else result.addresses
+
     async def resolve(self, url: Url) -> list[str]:
         """The addresses to connect to, in order of preference: every one of them judged, never an empty list."""
         result = self._results.get(url.host)

@@ -177,12 +177,12 @@ class Application:
             return fixed
         segments = scope["raw_path"].decode("ascii", "replace").split("/")
         for shape, door, methods in self._shaped:
-            if len(shape) == len(segments) and all(s in ("{}", given) for s, given in zip(shape, segments, strict=True)):
+            if len(shape) == len(segments) and all(
+                s in ("{}", given) for s, given in zip(shape, segments, strict=True)
+            ):
                 try:
                     request.parameters = tuple(
-                        unquote_to_bytes(given).decode()
-                        for s, given in zip(shape, segments, strict=True)
-                        if s == "{}"
+                        unquote_to_bytes(given).decode() for s, given in zip(shape, segments, strict=True) if s == "{}"
                     )
                 except UnicodeDecodeError:
                     raise NotFound from None

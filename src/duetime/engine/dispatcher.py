@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from duetime import lifecycle
 from duetime.clock import Clock
-from duetime.deliverer import Deliverer
+from duetime.deliverer import Deliverer, Deliverers
 from duetime.engine.destinations import Destination, Destinations
 from duetime.engine.ownership import Ownership
 from duetime.engine.recorder import Recorder
-from duetime.model import Target, Timer
+from duetime.model import Timer
 from duetime.retry import Uniform
 from duetime.telemetry import Telemetry
 
@@ -22,7 +22,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 class Dispatcher:
     def __init__(
         self,
-        deliverers: Mapping[type[Target], Deliverer],
+        deliverers: Deliverers,
         ownership: Ownership,
         recorder: Recorder,
         clock: Clock,
@@ -38,6 +38,7 @@ class Dispatcher:
         self._telemetry = telemetry
         self._uniform = uniform
         self._destinations = Destinations(per_destination_max)
+        self._workers: set[asyncio.Task[None]] = set()
 
     def dispatch(self, timer: Timer, spawn: Spawn) -> None:
         """Start an attempt, queue it for its destination, or put it back."""
@@ -54,7 +55,9 @@ class Dispatcher:
             self._put_back(timer, now + put_off_ms)
         elif destination.free():
             destination.running += 1
-            spawn(self._work(deliverer, destination, timer))
+            worker = spawn(self._work(deliverer, destination, timer))
+            self._workers.add(worker)
+            worker.add_done_callback(self._workers.discard)
         else:
             destination.waiting.append(timer)
 
@@ -62,6 +65,11 @@ class Dispatcher:
         """For a drain: what has not started goes back to the store, due as it was."""
         for timer in self._destinations.take_waiting():
             self._put_back(timer, timer.fire_at)
+
+    def abandon(self) -> None:
+        """Stop the attempts that a drain did not wait for; their outcome stays unrecorded."""
+        for worker in self._workers:
+            worker.cancel()
 
     async def _work(self, deliverer: Deliverer, destination: Destination, timer: Timer | None) -> None:
         """Deliver a timer, and then what has been waiting for the same destination."""

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
 from random import uniform as random_uniform
-from typing import Any
 
 from msgspec import Struct
 
 from duetime.clock import Clock
-from duetime.deliverer import Deliverer
+from duetime.deliverer import Deliverers
 from duetime.engine.alarm import Alarm
-from duetime.engine.dispatcher import Dispatcher
+from duetime.engine.dispatcher import Dispatcher, Spawn
 from duetime.engine.ownership import Ownership
 from duetime.engine.recorder import Recorder
 from duetime.errors import StoreError, StoreFailed, StoreIndeterminate, StoreUnavailable
-from duetime.model import DAY_MS, MINUTE_MS, SECOND_MS, Target
+from duetime.model import DAY_MS, MINUTE_MS, SECOND_MS
 from duetime.retry import Uniform
 from duetime.store import Store
 from duetime.telemetry import Telemetry
@@ -43,19 +41,20 @@ class Engine:
     def __init__(
         self,
         store: Store,
-        deliverers: Mapping[type[Target], Deliverer],
+        deliverers: Deliverers,
         clock: Clock,
         telemetry: Telemetry,
         options: EngineOptions | None = None,
         *,
         uniform: Uniform = random_uniform,
+        owner_id: bytes | None = None,
     ) -> None:
         self.options = options or EngineOptions()
         self._store = store
         self._clock = clock
         self._telemetry = telemetry
         self.alarm = Alarm(clock, interval_ms=self.options.look_interval_ms)
-        self.ownership = Ownership(store, clock, telemetry, lease_ms=self.options.lease_ms)
+        self.ownership = Ownership(store, clock, telemetry, lease_ms=self.options.lease_ms, owner_id=owner_id)
         self.recorder = Recorder(store, self.ownership, self.alarm, clock, telemetry)
         self.dispatcher = Dispatcher(
             deliverers,
@@ -72,7 +71,7 @@ class Engine:
         """A timer was written that falls due at ``at``."""
         self.alarm.nudge(at)
 
-    async def look(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+    async def look(self, spawn: Spawn) -> None:
         """Begin what is due, as much as can be delivered soon, and hand it out."""
         limit = min(self.options.begin_max, self.options.in_flight_max - self.recorder.under_way)
         held = dict(self.ownership.held())
@@ -99,15 +98,12 @@ class Engine:
         """Fire timers until ``drain`` is called; then finish what is in flight and give the shards up."""
         async with asyncio.TaskGroup() as upkeep:
             loops = [upkeep.create_task(loop) for loop in (self.ownership.run(), self.recorder.run(), self._purge())]
-            try:
-                async with asyncio.TaskGroup() as attempts:
-                    await self._fire(attempts.create_task)
-                    await self._finish()
-                    for task in list(attempts._tasks):
-                        task.cancel()
-            finally:
-                for task in loops:
-                    task.cancel()
+            async with asyncio.TaskGroup() as attempts:
+                await self._fire(attempts.create_task)
+                await self._finish()
+                self.dispatcher.abandon()
+            for task in loops:
+                task.cancel()
             try:
                 await self.ownership.release()
             except StoreError as error:
@@ -119,7 +115,7 @@ class Engine:
         self.alarm.nudge(0)
         self.recorder.recorded.set()
 
-    async def _fire(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+    async def _fire(self, spawn: Spawn) -> None:
         # A small remainder of room is not worth a look: wait until a good batch fits.
         full = self.options.in_flight_max - min(self.options.begin_max, self.options.in_flight_max // 4)
         while not self._draining.is_set():

@@ -25,8 +25,10 @@ MOVES_PER_ROUND_MAX = 16
 
 
 class Ownership:
-    def __init__(self, store: Store, clock: Clock, telemetry: Telemetry, *, lease_ms: int) -> None:
-        self.owner_id = os.urandom(16)
+    def __init__(
+        self, store: Store, clock: Clock, telemetry: Telemetry, *, lease_ms: int, owner_id: bytes | None = None
+    ) -> None:
+        self.owner_id = owner_id or os.urandom(16)
         self._store = store
         self._clock = clock
         self._telemetry = telemetry
@@ -60,7 +62,9 @@ class Ownership:
         offset_ms = self._clock.now() - standing.now
         self._telemetry.clock_offset(offset_ms)
         if abs(offset_ms) > self._lease_ms / 4:
-            log.error("this machine's clock is %d ms off the store's: giving up all shards until it is right", offset_ms)
+            log.error(
+                "this machine's clock is %d ms off the store's: giving up all shards until it is right", offset_ms
+            )
             await self.release()
             return
         self._held = {shard: version for shard, version in standing.held.items() if shard not in self._suspect}

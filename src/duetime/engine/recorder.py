@@ -63,7 +63,9 @@ class Recorder:
             await self._clock.sleep(RETRY_SECONDS)
             return
         except StoreIndeterminate as error:
-            log.warning("the fate of %d recorded outcomes is unknown, claiming their shards anew: %s", len(batch), error)
+            log.warning(
+                "the fate of %d recorded outcomes is unknown, claiming their shards anew: %s", len(batch), error
+            )
             self._ownership.distrust({before.shard for before, _ in batch})
             self.forget(len(batch))
             return

@@ -119,7 +119,8 @@ class MemoryStore:
             for t in self._timers.values()
             if t.shard in ours and not t.status.final and not self._namespaces[t.namespace].paused
         ]
-        due, later = [], []
+        due: list[tuple[int, Timer]] = []
+        later: list[tuple[int, Timer]] = []
         for timer in live:
             if timer.status is Status.PENDING:
                 (due if timer.fire_at <= now else later).append((timer.fire_at, timer))

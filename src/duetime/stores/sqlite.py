@@ -142,7 +142,7 @@ class SqliteStore:
         await self._file.failed.wait()
 
     async def put(self, timer: Timer) -> Timer | None:
-        return (await self._file.write(self._put, [timer]))[0]
+        return (await self.put_many([timer]))[0]
 
     async def put_many(self, timers: Sequence[Timer]) -> list[Timer | None]:
         return await self._file.write(self._put, timers)
@@ -160,7 +160,7 @@ class SqliteStore:
 
     async def tally(self, namespace: str | None = None) -> dict[Status, int]:
         sql = "SELECT status, sum(timers) FROM tallies WHERE ?1 IS NULL OR namespace = ?1 GROUP BY status"
-        counts = dict(await self._file.read(lambda c: c.execute(sql, (namespace,)).fetchall()))
+        counts: dict[Any, Any] = dict(await self._file.read(lambda c: c.execute(sql, (namespace,)).fetchall()))  # type: ignore[arg-type]
         return {status: counts.get(status.value, 0) for status in Status}
 
     async def renew(self, owner_id: bytes, lease_ms: int) -> Standing:
@@ -255,7 +255,7 @@ class SqliteStore:
                 f"UPDATE timers SET {', '.join(f'{c} = ?' for c in changes)} {where}",
                 (*values, after.correlation_id, after.created_at, *_state(after), before.uuid, before.revision),
             )
-        swapped = connection.changes() == 1
+        swapped: bool = connection.changes() == 1
         if swapped:
             tally: Tally = Counter({(before.namespace, before.status): -1})
             if after is not None:
@@ -322,7 +322,9 @@ class SqliteStore:
             bindings,
         )
         begun = [lifecycle.begin(timer, now=now, version=ours[timer.shard]) for timer in due]
-        _write_rows(connection, _RECORDS, [(new.uuid, old.revision, *_state(new)) for old, new in zip(due, begun)])
+        _write_rows(
+            connection, _RECORDS, [(new.uuid, old.revision, *_state(new)) for old, new in zip(due, begun, strict=True)]
+        )
         tally: Tally = Counter()
         for old in due:
             tally[old.namespace, old.status] -= 1
@@ -388,7 +390,9 @@ class SqliteStore:
                 (namespace.name, now - kept_ms, limit - purged),
             ).fetchall()
             connection.executemany("DELETE FROM timers WHERE seq = ?", [(seq,) for seq, _ in old])
-            _count(connection, Counter({(namespace.name, Status(s)): -n for s, n in Counter(s for _, s in old).items()}))
+            _count(
+                connection, Counter({(namespace.name, Status(s)): -n for s, n in Counter(s for _, s in old).items()})
+            )
             purged += len(old)
         return purged
 
@@ -440,7 +444,9 @@ def _count(connection: Connection, tally: Tally) -> None:
 
 
 def _held(connection: Connection, owner_id: bytes) -> dict[int, int]:
-    held = connection.execute("SELECT json_group_object(shard, version) FROM shards WHERE owner_id = ?", (owner_id,)).get
+    held = connection.execute(
+        "SELECT json_group_object(shard, version) FROM shards WHERE owner_id = ?", (owner_id,)
+    ).get
     return {int(shard): version for shard, version in msgspec.json.decode(held).items()}
 
 

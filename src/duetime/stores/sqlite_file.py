@@ -150,7 +150,7 @@ class SqliteFile:
         self._loop.call_soon_threadsafe(opened.set_result, None)
         while True:
             self._asked.acquire()
-            batch = []
+            batch: list[tuple[Verb[Any, Any], Any, asyncio.Future[Any]]] = []
             while self._jobs and len(batch) < JOBS_PER_COMMIT_MAX:
                 batch.append(self._jobs.popleft())
             if batch:

@@ -1,0 +1,218 @@
+"""One seeded history: clients that create, cancel and move timers, instances that fire them, and everything that can
+go wrong in between; then peace, and the ledger is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from duetime.engine.engine import Engine, EngineOptions
+from duetime.errors import StoreError, TimerNotPending
+from duetime.model import Definition, HttpTarget, RetryPolicy, Status, Timer
+from duetime.service import Service
+from duetime.stores.memory import MemoryStore
+from duetime.telemetry import Telemetry
+from tests.simulation.world import Faults, FaultyStore, Machine, Network, Postman, VirtualLoop
+
+T = TypeVar("T")
+
+LEASE_MS = 3_000
+SHARDS = 16
+INSTANCES = 3
+TIMERS = 120
+STORM_SECONDS = 60.0
+CALM_SECONDS = 240.0
+RETRY = RetryPolicy(max_retries=8, initial_interval_ms=200, max_interval_ms=2_000)
+
+
+class Ledger:
+    """What clients were told, which is what must hold."""
+
+    def __init__(self) -> None:
+        self.created: set[str] = set()
+        self.canceled_at: dict[str, int] = {}
+        self.moved: dict[str, list[tuple[int, int]]] = {}  # id → (acknowledged at, due at)
+
+
+class History:
+    def __init__(self, seed: int, *, level: float = 1.0, store: Callable[[Machine], MemoryStore] | None = None) -> None:
+        self.seed = seed
+        self.level = level
+        self._make_store = store or (lambda clock: MemoryStore(clock, shards=SHARDS))
+
+    def run(self) -> None:
+        """Live the history and raise ``AssertionError`` if a promise was broken."""
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            try:
+                runner.run(self._live())
+            except* Exception as broken:
+                error: BaseException = broken
+                while isinstance(error, BaseExceptionGroup):
+                    error = error.exceptions[0]
+                raise AssertionError(f"seed {self.seed}, faults × {self.level}: {error!r}") from error
+
+    async def _live(self) -> None:
+        self.random = random.Random(self.seed)
+        self.faults = Faults(self.seed + 1, self.level)
+        self.clock = Machine()
+        self.store = self._make_store(self.clock)
+        self.network = Network(self.clock, self.faults)
+        self.ledger = Ledger()
+        self.storm = True
+        self.engines: dict[int, Engine] = {}
+        self._instances = [asyncio.create_task(self._instance(n)) for n in range(INSTANCES)]
+        clients = [asyncio.create_task(self._client(n)) for n in range(TIMERS)]
+        thief = asyncio.create_task(self._thief())
+        await asyncio.sleep(STORM_SECONDS)
+        self.storm, self.faults.level = False, 0.0
+        await asyncio.gather(thief, *clients)
+        await self._settled()
+        for engine in self.engines.values():
+            engine.drain()
+        await asyncio.gather(*self._instances)
+        self._check()
+
+    # Instances.
+
+    async def _instance(self, number: int) -> None:
+        """One process after another, each ended by a crash, until the storm is over."""
+        while True:
+            skewed = self.faults.strikes(0.1)
+            machine = Machine(
+                self.random.choice([-5_000, 5_000, 3_600_000]) if skewed else self.random.randint(-50, 50)
+            )
+            engine = self.engines[number] = Engine(
+                FaultyStore(self.store, machine, self.faults),
+                {HttpTarget: Postman(self.network, machine)},
+                machine,
+                Telemetry(),
+                EngineOptions(lease_ms=LEASE_MS, look_interval_ms=500, in_flight_max=64, per_destination_max=16),
+                uniform=self.random.uniform,
+                owner_id=self.random.randbytes(16),
+            )
+            running = asyncio.create_task(engine.run())
+            while self.storm and not running.done():
+                await asyncio.sleep(self.random.uniform(0.5, 8))
+                if self.faults.strikes(0.25):
+                    await machine.stall(self.random.uniform(0.1, 3 * LEASE_MS / 1000))
+                if self.faults.strikes(0.15):
+                    engine.drain()
+                    break
+                if self.faults.strikes(0.25):
+                    running.cancel()
+                    break
+            if not self.storm:
+                machine.skew_ms = 0
+            try:
+                await running
+            except asyncio.CancelledError:
+                if not running.cancelled():
+                    raise
+            if not self.storm:
+                return
+
+    async def _thief(self) -> None:
+        """Leases that end before their time, as after a failover to a replica that lost the latest writes."""
+        while self.storm:
+            await asyncio.sleep(self.random.uniform(1, 10))
+            if self.faults.strikes(0.3):
+                for shard in self.random.sample(self.store._shards, 4):
+                    shard.lease_until = 0
+
+    # Clients.
+
+    async def _until_told(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask again until there is an answer, as a client does that keeps its request's id."""
+        while True:
+            try:
+                return await ask()
+            except StoreError:
+                await asyncio.sleep(0.1)
+
+    async def _client(self, number: int) -> None:
+        await asyncio.sleep(self.random.uniform(0, STORM_SECONDS * 0.8))
+        machine = Machine()
+        service = Service(
+            FaultyStore(self.store, machine, self.faults),
+            {HttpTarget: Postman(self.network, machine)},
+            machine,
+            self._nudge,
+        )
+        await service.start()
+        id = f"timer-{number}"
+        execute_at = self.clock.now() + self.random.randint(0, 15_000)
+        definition = Definition(target=HttpTarget(url="http://receiver/"), retry=RETRY, timeout_ms=2_000)
+        await self._until_told(
+            lambda: service.create(namespace="default", id=id, execute_at=execute_at, definition=definition)
+        )
+        self.ledger.created.add(id)
+        self.ledger.moved[id] = [(0, execute_at)]
+        if self.random.random() < 0.5:
+            await asyncio.sleep(self.random.uniform(0, 15))
+        else:  # Just when it fires, to race it.
+            await asyncio.sleep(max(0.0, (execute_at - self.clock.now()) / 1000 + self.random.uniform(-0.05, 0.05)))
+        choice = self.random.random()
+        try:
+            if choice < 0.25:
+                await self._until_told(lambda: service.cancel("default", id))
+                self.ledger.canceled_at[id] = self.clock.now()
+            elif choice < 0.5:
+                moved_to = self.clock.now() + self.random.randint(0, 15_000)
+                await self._until_told(
+                    lambda: service.update("default", id, execute_at=moved_to, change=lambda same: same)
+                )
+                self.ledger.moved[id].append((self.clock.now(), moved_to))
+        except TimerNotPending:
+            pass  # It was told that it lost the race.
+
+    def _nudge(self, at: int) -> None:
+        for engine in self.engines.values():
+            engine.nudge(at)
+
+    # The reckoning.
+
+    async def _settled(self) -> None:
+        until = self.clock.monotonic() + CALM_SECONDS
+        while live := [timer.id for timer in self.store._timers.values() if not timer.status.final]:
+            assert self.clock.monotonic() < until, f"never finished: {live}"
+            assert all(not task.done() or task.exception() is None for task in self._instances)
+            await asyncio.sleep(0.5)
+
+    def _check(self) -> None:
+        timers = {timer.id: timer for timer in self.store._timers.values()}
+        for id in self.ledger.created:
+            assert id in timers, f"{id} was acknowledged and is lost"
+            self._check_one(timers[id])
+
+    def _check_one(self, timer: Timer) -> None:
+        id = timer.id
+        received = self.network.received.get(id, [])
+        told = self.ledger.moved[id]
+        assert timer.status.final, f"{id} was never finished"
+        for one in received:
+            # What the client was told last before this request left; a move under way may count already.
+            due = [at for told_at, at in told if told_at <= one.at]
+            assert one.at >= min(due[-1], one.timer.execute_at), f"{id} fired early"
+            assert one.timer.execute_at in [at for _, at in told] or len(told) == 1, (
+                f"{id} fired for a time it never had"
+            )
+        if id in self.ledger.canceled_at:
+            assert timer.status is Status.CANCELED, f"{id} was canceled and is {timer.status}"
+            late = [one for one in received if one.at > self.ledger.canceled_at[id]]
+            assert not late, f"{id} fired after its cancel was acknowledged"
+        if timer.status is Status.COMPLETED:
+            assert received, f"{id} is completed and nobody received it"
+        for firing in {one.timer.firing for one in received}:
+            of_firing = [one for one in received if one.timer.firing == firing]
+            assert len({one.delivery_id for one in of_firing}) == 1, f"{id}: one firing, several delivery ids"
+            attempts = [one.attempt for one in of_firing]
+            assert len(attempts) == len(set(attempts)), f"{id}: an attempt was sent twice"
+        # Without a lost outcome, what was received is what was recorded.
+        last = [one for one in received if one.timer.firing == timer.firing]
+        unrecorded = timer.attempt - timer.failures - (timer.status is Status.COMPLETED)
+        assert len(last) <= timer.attempt, f"{id}: more requests than attempts"
+        assert unrecorded >= 0, f"{id}: {timer.attempt} attempts and {timer.failures} failures"
+        if self.level == 0:
+            assert unrecorded == 0 and len(last) == timer.attempt, f"{id}: a duplicate without a fault"

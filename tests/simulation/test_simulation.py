@@ -1,0 +1,21 @@
+"""Many seeded histories. To replay the one that failed: ``DUETIME_SEED=123 make test``."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.simulation.history import History
+
+SEEDS = [int(os.environ["DUETIME_SEED"])] if "DUETIME_SEED" in os.environ else range(40)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_promises_hold_whatever_breaks(seed: int) -> None:
+    History(seed).run()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_faults_every_timer_is_delivered_exactly_once(seed: int) -> None:
+    History(seed, level=0.0).run()

@@ -1,0 +1,210 @@
+"""A world in one thread: an event loop whose time jumps, machines that crash and stall, a network that loses answers.
+
+Nothing here sleeps: when every task waits, time jumps to the next timer of the loop. All chance comes from one seeded
+generator, so a seed is a whole history and replays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from duetime.clock import SystemClock
+from duetime.errors import StoreIndeterminate, StoreUnavailable
+from duetime.model import Outcome, OutcomeKind, Target, Timer
+from duetime.store import Begun, Standing
+from duetime.stores.memory import MemoryStore
+
+EPOCH_MS = 1_800_000_000_000
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    """Never waits: the time that the loop would have slept is added to its clock."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise RuntimeError("everything waits for something that will never happen")
+        if not ready and timeout:
+            self.now += timeout
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+class Machine(SystemClock):
+    """One computer: its clock, which may be off, and whether it is stopped. It is the clock of what runs on it."""
+
+    def __init__(self, skew_ms: int = 0) -> None:
+        self.skew_ms = skew_ms
+        self._running = asyncio.Event()
+        self._running.set()
+
+    def now(self) -> int:
+        return EPOCH_MS + int(asyncio.get_running_loop().time() * 1000) + self.skew_ms
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float, until: asyncio.Event | None = None) -> None:
+        await super().sleep(seconds, until)
+        await self.gate()
+
+    async def gate(self) -> None:
+        """Where a stopped machine stands still."""
+        await self._running.wait()
+
+    async def stall(self, seconds: float) -> None:
+        self._running.clear()
+        await asyncio.sleep(seconds)
+        self._running.set()
+
+
+class Faults:
+    """How likely each mishap is, drawn anew for every call."""
+
+    def __init__(self, seed: int, level: float) -> None:
+        self.random = random.Random(seed)
+        self.level = level
+
+    def strikes(self, chance: float) -> bool:
+        return self.random.random() < chance * self.level
+
+
+class FaultyStore:
+    """A machine's line to the shared store: slow, and now and then it breaks before or after the store did its work.
+
+    It also watches the store: whatever ``begin`` and ``record`` let through must have been fenced.
+    """
+
+    def __init__(self, store: MemoryStore, machine: Machine, faults: Faults) -> None:
+        self._store = store
+        self._machine = machine
+        self._faults = faults
+        self.shards = store.shards
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def _call(self, verb: Callable[[], Awaitable[Any]]) -> Any:
+        draw = self._faults.random
+        await self._machine.gate()
+        await asyncio.sleep(draw.random() * 0.01)
+        if self._faults.strikes(0.02):
+            raise StoreUnavailable("the store refused the connection")
+        if self._faults.strikes(0.01):
+            raise StoreIndeterminate("the request was lost")
+        answer = await verb()
+        await asyncio.sleep(draw.random() * 0.01)
+        await self._machine.gate()
+        if self._faults.strikes(0.01):
+            raise StoreIndeterminate("the answer was lost")
+        return answer
+
+    def _owns(self, owner_id: bytes, shard: int, version: int) -> bool:
+        row = self._store._shards[shard]
+        return (row.owner_id, row.version) == (owner_id, version)
+
+    async def put(self, timer: Timer) -> Timer | None:
+        return await self._call(lambda: self._store.put(timer))
+
+    async def get(self, namespace: str, id: str) -> Timer | None:
+        return await self._call(lambda: self._store.get(namespace, id))
+
+    async def swap(self, before: Timer, after: Timer | None) -> bool:
+        return await self._call(lambda: self._store.swap(before, after))
+
+    async def renew(self, owner_id: bytes, lease_ms: int) -> Standing:
+        return await self._call(lambda: self._store.renew(owner_id, lease_ms))
+
+    async def claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int) -> dict[int, int]:
+        return await self._call(lambda: self._store.claim(owner_id, shards, lease_ms))
+
+    async def release(self, owner_id: bytes, shards: Collection[int]) -> None:
+        await self._call(lambda: self._store.release(owner_id, shards))
+
+    async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
+        async def watched() -> Begun:
+            begun = await self._store.begin(owner_id, held, limit)
+            for timer in begun.timers:
+                assert self._owns(owner_id, timer.shard, timer.version), f"unfenced begin of {timer.id}"
+            return begun
+
+        return await self._call(watched)
+
+    async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
+        async def watched() -> list[bool]:
+            recorded = await self._store.record(owner_id, changes)
+            for (before, _), done in zip(changes, recorded, strict=True):
+                assert not done or self._owns(owner_id, before.shard, before.version), f"unfenced record of {before.id}"
+            return recorded
+
+        return await self._call(watched)
+
+
+class Received:
+    """One request as the receiver saw it."""
+
+    def __init__(self, timer: Timer, at: int) -> None:
+        self.timer = timer
+        self.at = at
+        self.attempt = timer.attempt
+        self.delivery_id = timer.delivery_id
+
+
+class Network:
+    """The receivers of all callbacks, and the lines to them."""
+
+    def __init__(self, clock: Machine, faults: Faults) -> None:
+        self.received: dict[str, list[Received]] = {}
+        self._clock = clock
+        self._faults = faults
+
+    async def send(self, timer: Timer) -> Outcome:
+        draw = self._faults.random
+        await asyncio.sleep(draw.random() * 0.05)
+        if self._faults.strikes(0.05):
+            return Outcome(kind=OutcomeKind.UNREACHABLE, error="connection refused")
+        self.received.setdefault(timer.id, []).append(Received(timer, self._clock.now()))
+        await asyncio.sleep(draw.random() * (3.0 if self._faults.strikes(0.05) else 0.05))
+        if self._faults.strikes(0.1):
+            return Outcome(kind=OutcomeKind.ANSWERED, status=500, error="HTTP 500")
+        return Outcome(kind=OutcomeKind.ANSWERED, status=200, body=b'{"ok": true}')
+
+
+class Postman:
+    """The deliverer of one machine."""
+
+    def __init__(self, network: Network, machine: Machine) -> None:
+        self._network = network
+        self._machine = machine
+
+    async def deliver(self, timer: Timer, timeout_ms: int) -> Outcome:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                outcome = await self._network.send(timer)
+        except TimeoutError:
+            outcome = Outcome(kind=OutcomeKind.TIMED_OUT, error="no answer")
+        await self._machine.gate()
+        return outcome
+
+    async def check(self, target: Target) -> None:
+        pass
+
+    def destination(self, target: Target) -> str:
+        return "receiver"
+
+    async def close(self) -> None:
+        pass
