@@ -588,9 +588,7 @@ def _read_toml(path: Path) -> dict[str, str]:
 
 
 def _toml_text(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, str | int):
+    if isinstance(value, str | int):  # true and false are ints too, and read as a switch
         return str(value)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ",".join(value)

@@ -36,6 +36,7 @@ IDLE_SECONDS_MAX = 4.0  # servers usually close after 5
 IDLE_MAX = 1024
 IDLE_PER_ADDRESS_MAX = 512
 CONNECT_SECONDS_MAX = 5.0  # when there is another address to try; the last one has all the time that is left
+CLOSE_SECONDS_MAX = 1.0
 
 Key = tuple[str, int, str | None]
 """What makes two connections the same: the address, the port, and the name its certificate was checked for."""
@@ -111,7 +112,7 @@ class HttpClient:
             connection.drop("shutting down")
         if self._connections:
             self._emptied = asyncio.get_running_loop().create_future()
-            await self._emptied
+            await asyncio.wait((self._emptied,), timeout=CLOSE_SECONDS_MAX)
 
     async def _connect(self, url: Url, addresses: list[str], name: str | None) -> _Connection:
         problem = "no address to connect to"
@@ -141,11 +142,12 @@ class HttpClient:
                 ssl=self._tls if url.tls else None,
                 server_hostname=name,
             )
-        except (OSError, ValueError) as exc:
+        except BaseException as exc:
             connection.drop("not connected")
-            raise Unreachable(_why(exc)) from None
-        except BaseException:
-            connection.drop("not connected")
+            # uvloop says nothing more about a connection whose making was canceled.
+            self.lost(connection)
+            if isinstance(exc, (OSError, ValueError)):
+                raise Unreachable(_why(exc)) from None
             raise
         if connection.problem is not None:
             raise Unreachable(connection.problem)
@@ -327,6 +329,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
+        if self.problem is not None:
+            # It was given up while it was being made.
+            transport.abort()
+            return
         self._owner.opened(self)
         peer = transport.get_extra_info("peername")
         if peer is None or not _same(peer[0], self.key[0]):

@@ -315,7 +315,8 @@ class Egress:
         lookup = self._pending.get(host)
         if lookup is None:
             if len(self._pending) >= LOOKUPS_PENDING_MAX:
-                return f"{host} was not looked up: {LOOKUPS_PENDING_MAX} lookups are waiting already"
+                # Raised and not returned: it says nothing about the name, so it must not be remembered for it.
+                raise Unresolved(f"{host} was not looked up: {LOOKUPS_PENDING_MAX} lookups are waiting already")
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(LOOKUP_THREADS_MAX, thread_name_prefix="duetime-dns")
             lookup = asyncio.get_running_loop().run_in_executor(self._threads, _system_lookup, host)
@@ -326,7 +327,7 @@ class Egress:
         if not lookup.done():
             return f"{host} was not resolved within {LOOKUP_SECONDS_MAX:g}s"
         if lookup.cancelled():
-            return f"{host} was not resolved: shutting down"
+            raise Unresolved(f"{host} was not resolved: shutting down")
         return lookup.result()
 
     def _objection(self, address: str) -> str | None:

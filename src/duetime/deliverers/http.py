@@ -153,6 +153,9 @@ class HttpDeliverer:
     async def check(self, target: Target) -> None:
         url = self._route(target).url
         try:
+            if url.address is not None:
+                self._egress.check(url)
+                return
             async with asyncio.timeout(CHECK_SECONDS_MAX):
                 await self._egress.resolve(url)
         except Refused as exc:

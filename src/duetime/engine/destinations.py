@@ -1,7 +1,8 @@
 """How much each destination may be given now: a concurrency cap, a short queue, and a breaker.
 
-So one slow destination never delays another: it holds at most its cap of attempts and what it can be expected to take
-within a second; the rest is put back into the store, unspent.
+So one slow destination never delays another: it holds at most its cap of attempts and a queue of what one look brings
+plus what it has shown it can do in two seconds; the rest is put back into the store, unspent. A queue that moves makes
+the engine wait before it begins more, one that stands still does not.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ BREAK_MS = 5_000
 PROBES = 5
 """Attempts that a broken destination is given at a time once its pause is over."""
 SATURATED_MS = 1_000
+PATIENCE_MS = 250
+"""A queue stands still when nothing has left it for this long."""
 DESTINATIONS_MAX = 10_000
 
 
 class Destination:
-    def __init__(self, cap: int) -> None:
+    def __init__(self, cap: int, queue: int) -> None:
         self.running = 0
         self.waiting: deque[Timer] = deque()
         self._cap = cap
+        self._queue = queue
+        self._started_at = 0
         self._misses = 0
         self._broken_until: int | None = None
         self._second = 0
@@ -42,9 +47,17 @@ class Destination:
         """How long to put a timer off that can neither start nor wait here; None if it can."""
         if self._broken_until is not None and (now < self._broken_until or not self.free()):
             return max(self._broken_until - now, SATURATED_MS)
-        if self.free() or len(self.waiting) < self._cap + self._done_lately(now):
+        if self.free() or len(self.waiting) < self._queue + 2 * self._done_lately(now):
             return None
         return SATURATED_MS
+
+    def start(self, now: int) -> None:
+        """An attempt leaves."""
+        self._started_at = now
+
+    def backlog(self, now: int) -> int:
+        """How many wait here and can be expected to leave soon."""
+        return len(self.waiting) if now - self._started_at < PATIENCE_MS else 0
 
     def note(self, outcome: Outcome, now: int) -> bool:
         """Learn from an attempt; whether the breaker has just opened."""
@@ -69,21 +82,32 @@ class Destination:
 
 
 class Destinations:
-    def __init__(self, cap: int) -> None:
+    def __init__(self, cap: int, queue: int) -> None:
         self._cap = cap
+        self._queue = queue
         self._known: dict[str, Destination] = {}
+        self._queued: set[Destination] = set()
 
     def __getitem__(self, name: str) -> Destination:
         destination = self._known.get(name)
         if destination is None:
             if len(self._known) >= DESTINATIONS_MAX:
                 self._known = {n: d for n, d in self._known.items() if not d.idle}
-            destination = self._known[name] = Destination(self._cap)
+            destination = self._known[name] = Destination(self._cap, self._queue)
         return destination
+
+    def queue(self, destination: Destination, timer: Timer) -> None:
+        destination.waiting.append(timer)
+        self._queued.add(destination)
+
+    def backlog(self, now: int) -> int:
+        """How many wait in queues that move."""
+        self._queued = {destination for destination in self._queued if destination.waiting}
+        return sum(destination.backlog(now) for destination in self._queued)
 
     def take_waiting(self) -> list[Timer]:
         """Empty every queue, for a drain."""
-        taken = [timer for d in self._known.values() for timer in d.waiting]
-        for destination in self._known.values():
+        taken = [timer for destination in self._queued for timer in destination.waiting]
+        for destination in self._queued:
             destination.waiting.clear()
         return taken

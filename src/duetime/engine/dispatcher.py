@@ -29,6 +29,7 @@ class Dispatcher:
         telemetry: Telemetry,
         *,
         per_destination_max: int,
+        queue_max: int,
         uniform: Uniform,
     ) -> None:
         self._deliverers = deliverers
@@ -37,7 +38,7 @@ class Dispatcher:
         self._clock = clock
         self._telemetry = telemetry
         self._uniform = uniform
-        self._destinations = Destinations(per_destination_max)
+        self._destinations = Destinations(per_destination_max, queue_max)
         self._workers: set[asyncio.Task[None]] = set()
 
     def dispatch(self, timer: Timer, spawn: Spawn) -> None:
@@ -59,7 +60,11 @@ class Dispatcher:
             self._workers.add(worker)
             worker.add_done_callback(self._workers.discard)
         else:
-            destination.waiting.append(timer)
+            self._destinations.queue(destination, timer)
+
+    def backlog(self) -> int:
+        """How many begun timers wait for a destination that is taking them one after the other."""
+        return self._destinations.backlog(self._clock.now())
 
     def put_back_waiting(self) -> None:
         """For a drain: what has not started goes back to the store, due as it was."""
@@ -91,6 +96,7 @@ class Dispatcher:
             # It waited too long to be over by its deadline, at which a successor may fire it too.
             self._put_back(timer, now)
             return
+        destination.start(now)
         self._telemetry.lateness(now - timer.fire_at)
         outcome = await deliverer.deliver(timer, timeout_ms)
         now = self._clock.now()

@@ -11,6 +11,7 @@ from msgspec import Struct
 from duetime.clock import Clock
 from duetime.deliverer import Deliverers
 from duetime.engine.alarm import Alarm
+from duetime.engine.destinations import PATIENCE_MS
 from duetime.engine.dispatcher import Dispatcher, Spawn
 from duetime.engine.ownership import Ownership
 from duetime.engine.recorder import Recorder
@@ -63,6 +64,7 @@ class Engine:
             clock,
             telemetry,
             per_destination_max=self.options.per_destination_max,
+            queue_max=self.options.begin_max,
             uniform=uniform,
         )
         self._draining = asyncio.Event()
@@ -116,17 +118,21 @@ class Engine:
         self.recorder.recorded.set()
 
     async def _fire(self, spawn: Spawn) -> None:
-        # A small remainder of room is not worth a look: wait until a good batch fits.
-        full = self.options.in_flight_max - min(self.options.begin_max, self.options.in_flight_max // 4)
         while not self._draining.is_set():
-            if self.recorder.under_way > full:
+            if self._has_enough():
                 self.recorder.recorded.clear()
-                await self.recorder.recorded.wait()
+                await self._clock.sleep(PATIENCE_MS / 1000, self.recorder.recorded)
             elif not self.ownership.held():
                 await self._clock.sleep(UNHELD_WAIT_SECONDS, self._draining)
             else:
                 await self.look(spawn)
                 await self.alarm.ring()
+
+    def _has_enough(self) -> bool:
+        """Whether to begin more only later: what is begun must be deliverable soon, and a look is worth a good batch."""
+        batch = min(self.options.begin_max, self.options.in_flight_max // 4)
+        room = self.options.in_flight_max - self.recorder.under_way
+        return room < batch or self.dispatcher.backlog() > batch // 4
 
     async def _finish(self) -> None:
         self.dispatcher.put_back_waiting()

@@ -36,7 +36,7 @@ _STATE = (
 )
 _FIXED = ("namespace", "id", "shard", "fingerprint", "correlation_id", "created_at")
 
-_CHUNKS = (100, 10, 1)  # rows per statement: three texts to prepare, whatever the batch
+_CHUNKS = (128, 32, 8, 1)  # rows per statement: four texts to prepare, whatever the batch
 
 
 class _Row(Struct, array_like=True):
@@ -160,7 +160,8 @@ class SqliteStore:
 
     async def tally(self, namespace: str | None = None) -> dict[Status, int]:
         sql = "SELECT status, sum(timers) FROM tallies WHERE ?1 IS NULL OR namespace = ?1 GROUP BY status"
-        counts: dict[Any, Any] = dict(await self._file.read(lambda c: c.execute(sql, (namespace,)).fetchall()))  # type: ignore[arg-type]
+        rows: list[Any] = await self._file.read(lambda c: c.execute(sql, (namespace,)).fetchall())
+        counts = dict(rows)
         return {status: counts.get(status.value, 0) for status in Status}
 
     async def renew(self, owner_id: bytes, lease_ms: int) -> Standing:
@@ -212,34 +213,34 @@ class SqliteStore:
             self._seq = connection.execute("SELECT max(seq) FROM timers").get or 0
 
     def _put(self, connection: Connection, asked: list[Sequence[Timer]]) -> list[list[Timer | None]]:
+        timers = [timer for several in asked for timer in several]
         first_seq = max(self._seq + 1, self._clock.now() << 20)
-        rows = []
-        for seq, timer in enumerate((timer for timers in asked for timer in timers), first_seq):
-            definition = timer.definition
-            rows.append(
-                (
-                    *(seq, timer.uuid, _encode(definition).decode(), definition.timeout_ms),
-                    *(timer.namespace, timer.id, timer.shard, timer.fingerprint, timer.correlation_id),
-                    timer.created_at,
-                    *_state(timer),
-                )
+        self._seq = first_seq + len(timers)
+        uuids = [timer.uuid for timer in timers]
+        rows = [
+            (
+                *(
+                    seq,
+                    uuid,
+                    _encode(timer.definition).decode(),
+                    timer.definition.timeout_ms,
+                    timer.namespace,
+                    timer.id,
+                ),
+                *(timer.shard, timer.fingerprint, timer.correlation_id, timer.created_at, *_state(timer)),
             )
-        self._seq = first_seq + len(rows)
-        written = _write_rows(connection, _INSERTS, rows)
-        tally: Tally = Counter()
-        answers: list[list[Timer | None]] = []
-        there = {} if written == len(rows) else _by_uuid(connection, [row[1] for row in rows])
-        places = iter(rows)
-        for timers in asked:
-            answer: list[Timer | None] = []
-            for timer in timers:
-                found = there.get(next(places)[1], timer)
-                taken = found.revision != timer.revision
-                answer.append(found if taken else None)
-                tally[timer.namespace, timer.status] += not taken
-            answers.append(answer)
-        _count(connection, tally)
-        return answers
+            for seq, (uuid, timer) in enumerate(zip(uuids, timers, strict=True), first_seq)
+        ]
+        taken: list[Timer | None] = [None] * len(timers)
+        if _write_rows(connection, _INSERTS, rows) < len(rows):
+            # Each timer draws its first revision at random: another revision at its place is another timer.
+            there = _by_uuid(connection, uuids)
+            for place, (uuid, timer) in enumerate(zip(uuids, timers, strict=True)):
+                taken[place] = there[uuid] if there[uuid].revision != timer.revision else None
+        written = (timer for timer, other in zip(timers, taken, strict=True) if other is None)
+        _count(connection, Counter((timer.namespace, timer.status) for timer in written))
+        answers = iter(taken)
+        return [[next(answers) for _ in several] for several in asked]
 
     def _swap(self, connection: Connection, asked: list[tuple[Timer, Timer | None]]) -> list[bool]:
         return [self._swap_one(connection, before, after) for before, after in asked]

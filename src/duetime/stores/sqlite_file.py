@@ -16,10 +16,10 @@ import contextlib
 import fcntl
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import apsw
@@ -30,6 +30,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 Verb = Callable[[apsw.Connection, list[A]], list[R]]
 """Does one thing for many callers: gets the arguments of all of them and returns a result for each."""
+Job = tuple[Verb[Any, Any], Any, asyncio.Future[Any]]
 
 JOBS_PER_COMMIT_MAX = 1_000
 CHECKPOINT_PAGES = 2_000
@@ -51,8 +52,7 @@ class SqliteFile:
         self.path = path
         self.failed = asyncio.Event()
         self._failure: StoreError | None = None
-        self._jobs: deque[tuple[Verb[Any, Any], Any, asyncio.Future[Any]]] = deque()
-        self._asked = threading.Semaphore(0)
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._closing = False
         self._wal_pages = 0
         self._local = threading.local()
@@ -80,8 +80,7 @@ class SqliteFile:
         if self._failure or self._closing:
             raise self._failure or StoreUnavailable("the store is closed")
         done: asyncio.Future[R] = self._loop.create_future()
-        self._jobs.append((verb, argument, done))
-        self._asked.release()
+        self._jobs.put((verb, argument, done))
         return await done
 
     async def read(self, job: Callable[[apsw.Connection], R]) -> R:
@@ -95,7 +94,7 @@ class SqliteFile:
 
     async def close(self) -> None:
         self._closing = True
-        self._asked.release()
+        self._jobs.put(None)
         await asyncio.to_thread(self._writer.join)
         await asyncio.to_thread(self._readers.shutdown)
         self._lock_file.close()
@@ -148,19 +147,9 @@ class SqliteFile:
             self._loop.call_soon_threadsafe(opened.set_exception, error)
             return
         self._loop.call_soon_threadsafe(opened.set_result, None)
-        while True:
-            self._asked.acquire()
-            batch: list[tuple[Verb[Any, Any], Any, asyncio.Future[Any]]] = []
-            while self._jobs and len(batch) < JOBS_PER_COMMIT_MAX:
-                batch.append(self._jobs.popleft())
-            if batch:
-                answers = self._commit(connection, [(verb, argument) for verb, argument, _ in batch])
-                self._loop.call_soon_threadsafe(_answer, [done for _, _, done in batch], answers)
-                # The jobs taken beyond the first have each left a permit behind.
-                for _ in batch[1:]:
-                    self._asked.acquire(blocking=False)
-            elif self._closing:
-                break
+        while batch := self._next_batch():
+            answers = self._commit(connection, [(verb, argument) for verb, argument, _ in batch])
+            self._loop.call_soon_threadsafe(_answer, [done for _, _, done in batch], answers)
             if self._failure:
                 self._loop.call_soon_threadsafe(self.failed.set)
             elif self._wal_pages >= CHECKPOINT_PAGES:
@@ -170,6 +159,22 @@ class SqliteFile:
             self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_TRUNCATE)
         with contextlib.suppress(apsw.Error):
             connection.close()
+
+    def _next_batch(self) -> list[Job]:
+        """Wait for a job and take what else is there; nothing once the file is being closed."""
+        batch: list[Job] = []
+        job = self._jobs.get()
+        while job is not None:
+            batch.append(job)
+            if len(batch) == JOBS_PER_COMMIT_MAX:
+                return batch
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                return batch
+        if batch:
+            self._jobs.put(None)
+        return batch
 
     def _commit(self, connection: apsw.Connection, jobs: list[tuple[Verb[Any, Any], Any]]) -> list[Any]:
         """Do the jobs in one transaction, each verb once for all who asked it; a result or an error for each job."""

@@ -1,0 +1,74 @@
+"""What the contract's tests stand on: a loop that runs coroutine tests, a clock that stands still, and each store."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from duetime.store import Store
+from tests.clocks import ManualClock
+from tests.contract.stores import STORES, Contender
+
+
+@pytest.fixture(autouse=True)
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        yield runner
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test in the loop that its fixtures used."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    arguments = {name: value for name, value in pyfuncitem.funcargs.items() if name in wanted}
+    pyfuncitem.funcargs["runner"].run(pyfuncitem.obj(**arguments))
+    return True
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(params=STORES)
+def contender(request: pytest.FixtureRequest) -> Contender:
+    return STORES[request.param]
+
+
+@pytest.fixture
+def store(contender: Contender, runner: asyncio.Runner, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    store = runner.run(contender.opened(tmp_path, clock))
+    yield store
+    runner.run(store.close())
+
+
+@pytest.fixture
+def broken_in(request: pytest.FixtureRequest, contender: Contender) -> Callable[[str, str], None]:
+    """Says that a store is known to fail this test, and why; the test fails as soon as the store passes it."""
+
+    def declare(name: str, reason: str) -> None:
+        if contender is STORES[name]:
+            request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+
+    return declare
+
+
+@pytest.fixture
+def reopened(contender: Contender, tmp_path: Path, clock: ManualClock) -> Callable[[Store], Awaitable[Store]]:
+    """Closes a store and opens another one on what it left; for stores that leave something."""
+    if not contender.reopens:
+        pytest.skip("nothing survives this store")
+
+    async def reopen(store: Any) -> Store:
+        await store.close()
+        return await contender.opened(tmp_path, clock)
+
+    return reopen

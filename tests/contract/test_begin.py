@@ -1,0 +1,347 @@
+"""begin: what is due, in which order, and when to look again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import msgspec
+import pytest
+
+from duetime import lifecycle
+from duetime.model import Status, Timer
+from tests.clocks import START, ManualClock
+from tests.contract.timers import (
+    ALICE,
+    BOB,
+    BROKEN,
+    EVERYTHING,
+    FULL,
+    LEASE_MS,
+    changed,
+    completed,
+    definition,
+    ended,
+    everything,
+    holding,
+    ids,
+    spread,
+    timer,
+    with_namespace,
+    with_timers,
+)
+
+TIMEOUT_MS = 2_000
+DEADLINE_MS = TIMEOUT_MS + lifecycle.ATTEMPT_GRACE_MS
+
+
+async def test_a_timer_is_due_at_its_instant_and_not_a_millisecond_before(store, clock: ManualClock) -> None:
+    held = await holding(store)
+    await with_timers(store, timer("now", at=START), timer("next", at=START + 1), timer("past", at=START - 1))
+    assert ids((await store.begin(ALICE, held, 10)).timers) == ["past", "now"]
+    assert ids((await store.begin(ALICE, held, 10)).timers) == []
+    clock.advance(1)
+    assert ids((await store.begin(ALICE, held, 10)).timers) == ["next"]
+
+
+async def test_due_is_judged_by_fire_at(store) -> None:
+    held = await holding(store)
+    retry = timer("retry", at=START - 50, fire_at=START + 1, attempt=1)
+    await with_timers(store, retry, timer("early", at=START + 50, fire_at=START))
+    assert ids((await store.begin(ALICE, held, 10)).timers) == ["early"]
+
+
+async def test_begun_is_what_the_lifecycle_says_and_what_is_written(store, clock: ManualClock) -> None:
+    held = await holding(store)
+    first = changed(FULL, status=Status.PENDING, fire_at=START, deadline_at=None, version=0, executed_at=None)
+    fresh = timer("fresh", at=START, shard=3, definition=definition(timeout_ms=TIMEOUT_MS))
+    await with_timers(store, first, fresh)
+    clock.advance(40)
+    begun = {t.id: t for t in (await store.begin(ALICE, held, 10)).timers}
+    for pending in (first, fresh):
+        expected = lifecycle.begin(pending, now=START + 40, version=held[pending.shard])
+        assert begun[pending.id] == expected
+        assert await store.get("default", pending.id) == expected
+    assert begun["fresh"].deadline_at == START + 40 + DEADLINE_MS
+    assert begun["fresh"].revision == fresh.revision + 1
+    assert begun["fresh"].delivery_id == fresh.delivery_id
+
+
+async def test_the_version_is_that_of_the_timers_own_shard(store) -> None:
+    await store.claim(ALICE, [1, 2], LEASE_MS)
+    await store.claim(ALICE, [2], LEASE_MS)
+    held = await store.claim(ALICE, range(store.shards), LEASE_MS)
+    assert (held[0], held[1], held[2]) == (1, 2, 3)
+    await with_timers(store, *spread(8))
+    begun = (await store.begin(ALICE, held, 1)).timers
+    assert [(t.shard, t.version) for t in begun] == [(0, 1)]
+    assert all(t.version == held[t.shard] for t in (await store.begin(ALICE, held, EVERYTHING)).timers)
+
+
+async def test_the_oldest_come_first_up_to_the_limit(store, clock: ManualClock) -> None:
+    held = await holding(store)
+    timers = spread(50)
+    random.Random(1).shuffle(timers)
+    await with_timers(store, *timers)
+    clock.advance(49)
+    rounds = []
+    while begun := (await store.begin(ALICE, held, 12)).timers:
+        rounds.append(ids(begun))
+    assert [len(r) for r in rounds] == [12, 12, 12, 12, 2]
+    assert sum(rounds, []) == [f"t{n}" for n in range(50)]
+
+
+async def test_an_older_timer_that_is_inserted_late_is_not_passed_over(store, clock: ManualClock) -> None:
+    held = await holding(store)
+    clock.advance(100)
+    await with_timers(store, *spread(5, at=START + 50))
+    assert len((await store.begin(ALICE, held, 10)).timers) == 5
+    await with_timers(store, timer("late", at=START + 10), timer("later", at=START + 70), timer("ancient", at=1))
+    assert ids((await store.begin(ALICE, held, 10)).timers) == ["ancient", "late", "later"]
+
+
+async def test_a_timer_moved_to_the_past_is_not_passed_over(store) -> None:
+    held = await holding(store)
+    await with_timers(store, timer("a", at=START), far := timer("b", at=START + 10**6))
+    assert ids((await store.begin(ALICE, held, 10)).timers) == ["a"]
+    await store.swap(far, lifecycle.amend(far, now=START, execute_at=START - 10))
+    assert ids((await store.begin(ALICE, held, 10)).timers) == ["b"]
+
+
+async def test_an_attempt_is_begun_once(store) -> None:
+    held = await holding(store)
+    await with_timers(store, *spread(100, at=START - 100))
+    answers = await asyncio.gather(*(store.begin(ALICE, held, 9) for _ in range(20)))
+    begun = ids([t for answer in answers for t in answer.timers])
+    assert sorted(begun) == sorted(f"t{n}" for n in range(100))
+
+
+async def test_only_pending_timers_are_due(store) -> None:
+    held = await holding(store)
+    for status in (Status.COMPLETED, Status.FAILED, Status.CANCELED):
+        await store.put(ended(status.value, status))
+    assert await store.begin(ALICE, held, 10) == await store.begin(ALICE, held, 10)
+    assert (await store.begin(ALICE, held, 10)).timers == []
+    assert (await store.begin(ALICE, held, 10)).next_at is None
+
+
+async def test_a_retry_is_begun_again_at_its_own_time_with_the_same_delivery_id(store, clock: ManualClock) -> None:
+    held = await holding(store)
+    await with_timers(store, timer("a"))
+    [first] = (await store.begin(ALICE, held, 10)).timers
+    waiting = lifecycle.settle(first, BROKEN, now=START, uniform=lambda low, high: 500)
+    assert await store.record(ALICE, [(first, waiting)]) == [True]
+    assert (await store.begin(ALICE, held, 10)).next_at == START + 500
+    clock.advance(500)
+    [second] = (await store.begin(ALICE, held, 10)).timers
+    assert second == lifecycle.begin(waiting, now=START + 500, version=held[0])
+    assert (second.attempt, second.failures, second.lost) == (2, 1, 0)
+    assert second.delivery_id == first.delivery_id
+    assert second.started_at == START
+
+
+# When to look again.
+
+
+async def test_next_at_is_the_earliest_instant_ahead(store, clock: ManualClock) -> None:
+    held = await holding(store)
+    assert (await store.begin(ALICE, held, 10)).next_at is None
+    await with_timers(store, timer("b", at=START + 900, shard=1), timer("a", at=START + 777), timer("now"))
+    assert (await store.begin(ALICE, held, 10)).next_at == START + 777
+    clock.advance(776)
+    begun = await store.begin(ALICE, held, 10)
+    assert (begun.timers, begun.next_at) == ([], START + 777)
+    clock.advance(1)
+    assert (await store.begin(ALICE, held, 10)).next_at == START + 900
+
+
+async def test_next_at_is_now_when_more_is_due_than_was_asked_for(store) -> None:
+    held = await holding(store)
+    await with_timers(store, *spread(5, at=START - 10), timer("later", at=START + 5))
+    assert (await store.begin(ALICE, held, 4)).next_at == START
+    assert (await store.begin(ALICE, held, 4)).next_at == START + 5
+
+
+async def test_next_at_after_an_exactly_full_batch_is_never_too_late(store) -> None:
+    # A store need not know whether a full batch took the last one: it may ask to be looked at again at once.
+    held = await holding(store)
+    await with_timers(store, *spread(4, at=START - 10), timer("later", at=START + 5))
+    assert (await store.begin(ALICE, held, 4)).next_at in (START, START + 5)
+
+
+async def test_next_at_is_about_the_held_shards_alone(store) -> None:
+    held = await holding(store, ALICE, 1, 2)
+    await with_timers(store, timer("a", at=START + 5, shard=0), timer("b", at=START + 9, shard=2))
+    assert (await store.begin(ALICE, held, 10)).next_at == START + 9
+    assert (await store.begin(ALICE, {1: held[1]}, 10)).next_at is None
+
+
+async def test_next_at_is_the_deadline_of_an_attempt_that_an_older_version_began(store, clock: ManualClock) -> None:
+    held = await holding(store)
+    await with_timers(store, timer("a", definition=definition(timeout_ms=TIMEOUT_MS)), timer("b", at=START + 10**6))
+    await store.begin(ALICE, held, 10)
+    assert (await store.begin(ALICE, held, 10)).next_at == START + 10**6
+    held = await holding(store)
+    assert (await store.begin(ALICE, held, 10)).next_at == START + DEADLINE_MS
+
+
+# Whose timers.
+
+
+async def test_only_timers_of_held_shards_are_begun(store) -> None:
+    held = await holding(store, ALICE, 1, 4, 6)
+    others = await holding(store, BOB, 0, 2)
+    await with_timers(store, *spread(32, at=START - 40))
+    begun = await store.begin(ALICE, held, EVERYTHING)
+    assert {t.shard for t in begun.timers} == {1, 4, 6}
+    assert len(begun.timers) == 12
+    assert begun.refused == frozenset()
+    # Of what is held, only what was asked for.
+    begun = await store.begin(BOB, {2: others[2]}, EVERYTHING)
+    assert {t.shard for t in begun.timers} == {2}
+    assert (await store.tally())[Status.PENDING] == 16
+
+
+async def test_an_owner_of_nothing_begins_nothing(store) -> None:
+    await with_timers(store, timer("a"))
+    begun = await store.begin(ALICE, {}, 10)
+    assert (begun.timers, begun.refused) == ([], frozenset())
+    assert begun.next_at is None
+
+
+async def test_paused_namespaces_are_left_out_and_go_on_after(store, clock: ManualClock) -> None:
+    held = await holding(store)
+    running = await with_namespace(store, "elsewhere")
+    paused = msgspec.structs.replace(running, paused=True)
+    mine, theirs = timer("mine", at=START + 50), timer("theirs", at=START - 10, namespace="elsewhere")
+    await with_timers(store, mine, theirs, timer("later", at=START + 20, namespace="elsewhere"))
+    assert await store.swap_namespace(running, paused)
+    begun = await store.begin(ALICE, held, 1)
+    assert (begun.timers, begun.next_at) == ([], START + 50)
+    assert await store.get("elsewhere", "theirs") == theirs
+    clock.advance(50)
+    assert ids((await store.begin(ALICE, held, 10)).timers) == ["mine"]
+    assert await store.swap_namespace(paused, running)
+    assert ids((await store.begin(ALICE, held, 10)).timers) == ["theirs", "later"]
+
+
+async def test_a_lost_attempt_of_a_paused_namespace_waits_too(store, clock: ManualClock) -> None:
+    running = await with_namespace(store, "elsewhere")
+    await with_timers(store, timer("a", namespace="elsewhere"))
+    [begun] = (await store.begin(ALICE, await holding(store), 10)).timers
+    held = await holding(store)
+    assert await store.swap_namespace(running, paused := msgspec.structs.replace(running, paused=True))
+    assert (await store.begin(ALICE, held, 10)).next_at is None
+    clock.advance(begun.deadline_at - START)
+    assert (await store.begin(ALICE, held, 10)).timers == []
+    assert await store.swap_namespace(paused, running)
+    assert ids((await store.begin(ALICE, held, 10)).timers) == ["a"]
+
+
+# Takeover: attempts that an older version of the shard began.
+
+
+async def lose(store, *timers: Timer) -> list[Timer]:
+    """Have Alice begin these timers and never be heard of again."""
+    held = await holding(store, ALICE)
+    await with_timers(store, *timers)
+    begun = (await store.begin(ALICE, held, EVERYTHING)).timers
+    assert len(begun) == len(timers)
+    await store.release(ALICE, held)
+    return begun
+
+
+async def test_a_lost_attempt_fires_again_at_its_deadline_and_not_before(store, clock: ManualClock) -> None:
+    [lost] = await lose(store, timer("a", definition=definition(timeout_ms=TIMEOUT_MS)))
+    held = await holding(store, BOB)
+    for ms in (0, DEADLINE_MS - 1):
+        clock.advance(ms)
+        begun = await store.begin(BOB, held, 10)
+        assert (begun.timers, begun.next_at) == ([], START + DEADLINE_MS)
+        assert await store.get("default", "a") == lost
+    clock.advance(1)
+    [again] = (await store.begin(BOB, held, 10)).timers
+    assert again == lifecycle.begin(lost, now=START + DEADLINE_MS, version=held[0])
+    assert (again.attempt, again.lost) == (lost.attempt + 1, lost.lost + 1)
+    assert again.delivery_id == lost.delivery_id
+    assert again.deadline_at == START + 2 * DEADLINE_MS
+    assert await store.get("default", "a") == again
+    assert (await store.tally())[Status.EXECUTING] == 1
+    # Once is enough: it is Bob's now.
+    clock.advance(10**9)
+    assert (await store.begin(BOB, held, 10)).timers == []
+
+
+async def test_ones_own_attempt_is_not_begun_again_however_long_it_takes(store, clock: ManualClock) -> None:
+    held = await holding(store)
+    await with_timers(store, timer("a"))
+    assert len((await store.begin(ALICE, held, 10)).timers) == 1
+    clock.advance(10**9)
+    await store.renew(ALICE, LEASE_MS)
+    begun = await store.begin(ALICE, held, 10)
+    assert (begun.timers, begun.next_at) == ([], None)
+
+
+async def test_a_claim_of_ones_own_shard_makes_the_attempts_before_it_an_older_versions(store, clock) -> None:
+    await with_timers(store, timer("a"))
+    [lost] = (await store.begin(ALICE, await holding(store), 10)).timers
+    held = await holding(store)
+    assert (await store.begin(ALICE, held, 10)).timers == []
+    clock.advance(lost.deadline_at - START)
+    [again] = (await store.begin(ALICE, held, 10)).timers
+    assert (again.attempt, again.lost, again.version) == (2, 1, lost.version + 1)
+
+
+async def test_each_attempt_that_vanishes_is_counted(store, clock: ManualClock) -> None:
+    [lost] = await lose(store, timer("a"))
+    for number in range(2, 5):
+        held = await holding(store, BOB)
+        clock.advance(lost.deadline_at - clock.now())
+        [again] = (await store.begin(BOB, held, 10)).timers
+        assert (again.attempt, again.lost) == (number, number - 1)
+        assert again.delivery_id == lost.delivery_id
+        assert again.started_at == START
+        lost = again
+
+
+async def test_lost_and_pending_timers_are_begun_together_oldest_first(store, clock: ManualClock) -> None:
+    await lose(store, *(timer(f"lost{n}", at=START - 100 + n * 10, shard=n) for n in range(3)))
+    held = await holding(store, BOB)
+    await with_timers(store, *(timer(f"due{n}", at=START - 95 + n * 10, shard=n) for n in range(3)))
+    clock.advance(60_000)
+    expected = ["lost0", "due0", "lost1", "due1", "lost2", "due2"]
+    rounds = [await store.begin(BOB, held, 2) for _ in range(4)]
+    assert sum((ids(r.timers) for r in rounds), []) == expected
+    assert [r.next_at for r in rounds[:2]] == [clock.now()] * 2
+    assert rounds[3].next_at is None
+
+
+async def test_lost_attempts_of_other_shards_are_left_to_their_owners(store, clock: ManualClock) -> None:
+    await lose(store, *spread(8, at=START - 10))
+    held = await holding(store, BOB, 2, 3)
+    clock.advance(60_000)
+    assert {t.shard for t in (await store.begin(BOB, held, 10)).timers} == {2, 3}
+    assert {t.version for (_, id), t in (await everything(store)).items() if id not in ("t2", "t3")} == {1}
+
+
+async def test_a_recorded_attempt_is_not_lost(store, clock: ManualClock) -> None:
+    held = await holding(store)
+    await with_timers(store, timer("a"))
+    [begun] = (await store.begin(ALICE, held, 10)).timers
+    assert await store.record(ALICE, [(begun, completed(begun))]) == [True]
+    held = await holding(store)
+    clock.advance(10**9)
+    again = await store.begin(ALICE, held, 10)
+    assert (again.timers, again.next_at) == ([], None)
+
+
+@pytest.mark.parametrize("number", [1, 7, 8, 9, 127, 129, 300])
+async def test_batches_of_any_size(store, number: int) -> None:
+    held = await holding(store)
+    await with_timers(store, *spread(number, at=START - number))
+    begun = (await store.begin(ALICE, held, EVERYTHING)).timers
+    assert ids(begun) == [f"t{n}" for n in range(number)]
+    assert await everything(store) == {("default", t.id): t for t in begun}
+    assert await store.record(ALICE, [(t, completed(t)) for t in begun]) == [True] * number
+    assert await everything(store) == {("default", t.id): completed(t) for t in begun}
+    assert await store.tally() == dict.fromkeys(Status, 0) | {Status.COMPLETED: number}

@@ -1,0 +1,188 @@
+"""The fence: only the owner that the shard's row names, at the version that it names, begins or records anything."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from duetime import lifecycle
+from duetime.model import Status, Timer
+from tests.clocks import START, ManualClock
+from tests.contract.timers import (
+    ALICE,
+    BOB,
+    CAROL,
+    EVERYTHING,
+    LEASE_MS,
+    completed,
+    everything,
+    holding,
+    ids,
+    spread,
+    timer,
+    with_timers,
+)
+
+
+async def begun_by_alice(store) -> tuple[dict[int, int], list[Timer]]:
+    """Alice holds everything, has begun eight timers and has eight more due."""
+    held = await holding(store, ALICE)
+    await with_timers(store, *spread(8, at=START - 20), *spread(8, at=START - 10, prefix="due"))
+    return held, (await store.begin(ALICE, held, 8)).timers
+
+
+async def assert_powerless(store, owner_id: bytes, held: dict[int, int], begun: list[Timer]) -> None:
+    """Nothing that this owner tries with these versions changes a thing, and it is told so."""
+    before, tally = await everything(store), await store.tally()
+    answer = await store.begin(owner_id, held, EVERYTHING)
+    assert answer.timers == []
+    assert answer.refused == frozenset(held)
+    assert answer.next_at is None
+    assert await store.record(owner_id, [(t, completed(t)) for t in begun]) == [False] * len(begun)
+    assert await everything(store) == before
+    assert await store.tally() == tally
+
+
+async def test_an_owner_whose_lease_ran_out_and_who_was_replaced(store, clock: ManualClock) -> None:
+    held, begun = await begun_by_alice(store)
+    clock.advance(LEASE_MS)
+    assert await store.claim(BOB, range(store.shards), LEASE_MS) == {shard: 2 for shard in held}
+    await assert_powerless(store, ALICE, held, begun)
+
+
+async def test_an_owner_who_knows_the_new_version_but_is_not_its_owner(store, clock: ManualClock) -> None:
+    _, begun = await begun_by_alice(store)
+    clock.advance(LEASE_MS)
+    theirs = await holding(store, BOB)
+    await assert_powerless(store, ALICE, theirs, begun)
+
+
+async def test_another_owner_with_the_same_version_number(store) -> None:
+    held, begun = await begun_by_alice(store)
+    await assert_powerless(store, BOB, held, begun)
+
+
+async def test_an_owner_that_lost_the_shards_and_has_them_again(store, clock: ManualClock) -> None:
+    held, begun = await begun_by_alice(store)
+    await store.release(ALICE, held)
+    await holding(store, BOB)
+    clock.advance(LEASE_MS)
+    assert set((await holding(store, ALICE)).values()) == {3}
+    await assert_powerless(store, ALICE, held, begun)
+
+
+async def test_the_same_owner_with_an_older_version(store) -> None:
+    held, begun = await begun_by_alice(store)
+    again = await holding(store, ALICE)
+    await assert_powerless(store, ALICE, held, begun)
+    assert len((await store.begin(ALICE, again, EVERYTHING)).timers) == 8
+
+
+async def test_an_owner_with_a_version_that_is_yet_to_come(store) -> None:
+    held, _ = await begun_by_alice(store)
+    await assert_powerless(store, ALICE, {shard: version + 1 for shard, version in held.items()}, [])
+
+
+async def test_an_owner_that_released_its_shards(store) -> None:
+    held, begun = await begun_by_alice(store)
+    await store.release(ALICE, held)
+    await assert_powerless(store, ALICE, held, begun)
+
+
+async def test_an_owner_that_never_claimed(store) -> None:
+    await with_timers(store, *spread(8))
+    for version in (0, 1):
+        await assert_powerless(store, CAROL, dict.fromkeys(range(store.shards), version), [])
+
+
+async def test_a_lease_that_ran_out_unnoticed_by_others_still_counts(store, clock: ManualClock) -> None:
+    # What the row says is the fence, not the time: nobody else can have begun anything in between.
+    held, begun = await begun_by_alice(store)
+    clock.advance(LEASE_MS + 1)
+    assert await store.record(ALICE, [(t, completed(t)) for t in begun]) == [True] * 8
+    assert len((await store.begin(ALICE, held, EVERYTHING)).timers) == 8
+
+
+async def test_each_shard_is_fenced_by_itself(store, clock: ManualClock) -> None:
+    held, begun = await begun_by_alice(store)
+    clock.advance(LEASE_MS)
+    assert await store.claim(BOB, [1, 3, 5], LEASE_MS) == {1: 2, 3: 2, 5: 2}
+    lost = {"t1", "t3", "t5"}
+    answer = await store.begin(ALICE, held, EVERYTHING)
+    assert answer.refused == frozenset({1, 3, 5})
+    assert ids(answer.timers) == [f"due{n}" for n in (0, 2, 4, 6, 7)]
+    random.Random(5).shuffle(begun)
+    changes = [(t, completed(t, clock.now())) for t in begun]
+    assert await store.record(ALICE, changes) == [t.id not in lost for t in begun]
+    there = await everything(store)
+    for before, after in changes:
+        assert there["default", before.id] == (before if before.id in lost else after)
+    assert (await store.tally())[Status.COMPLETED] == 5
+
+
+async def test_more_due_timers_of_refused_shards_hide_nothing(store, clock: ManualClock) -> None:
+    held = await holding(store, ALICE)
+    await with_timers(store, *(timer(f"r{n}", at=START - 100 + n, shard=0) for n in range(50)), timer("mine", shard=1))
+    clock.advance(LEASE_MS)
+    await holding(store, BOB, 0)
+    answer = await store.begin(ALICE, held, 3)
+    assert ids(answer.timers) == ["mine"]
+    assert answer.refused == frozenset({0})
+
+
+async def test_an_attempt_taken_over_is_the_new_owners_to_record(store, clock: ManualClock) -> None:
+    held, begun = await begun_by_alice(store)
+    clock.advance(10**6)
+    theirs = await holding(store, BOB)
+    again = {t.id: t for t in (await store.begin(BOB, theirs, EVERYTHING)).timers}
+    late = [(t, completed(t)) for t in begun]
+    assert await store.record(ALICE, late) == [False] * 8
+    # Not even with the version that the store would take from its owner.
+    assert await store.record(ALICE, [(t, completed(t)) for t in again.values()]) == [False] * 16
+    # Nor does the new owner take an answer to an attempt of the old one.
+    assert await store.record(BOB, late) == [False] * 8
+    assert await store.record(BOB, [(t, completed(t)) for t in again.values()]) == [True] * 16
+    assert (await store.tally())[Status.COMPLETED] == 16
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_however_late_the_statement_arrives(store, clock: ManualClock, seed: int) -> None:
+    """Claims, begins and records of three owners at once: what is begun is begun by one, what is recorded was its."""
+    rng = random.Random(seed)
+    owners = [ALICE, BOB, CAROL]
+    await with_timers(store, *spread(80, at=START - 100))
+    begun: list[tuple[bytes, Timer]] = []
+    recorded: dict[str, Timer] = {}
+
+    async def live(owner_id: bytes) -> None:
+        for _ in range(6):
+            held = await store.claim(owner_id, rng.sample(range(8), 4), 1)
+            clock.advance(1)
+            answer = await store.begin(owner_id, held, rng.randrange(1, 9))
+            begun.extend((owner_id, t) for t in answer.timers)
+            changes = [(t, completed(t, clock.now())) for t in answer.timers]
+            for (_, after), done in zip(changes, await store.record(owner_id, changes), strict=True):
+                if done:
+                    assert after.id not in recorded, "recorded twice"
+                    recorded[after.id] = after
+
+    await asyncio.gather(*(live(owner_id) for owner_id in owners))
+    there = await everything(store)
+    assert len({t.revision for _, t in begun}) == len(begun)
+    assert {id: t for (_, id), t in there.items() if t.status is Status.COMPLETED} == recorded
+    in_flight = {t.id for _, t in begun} - recorded.keys()
+    assert {id for (_, id), t in there.items() if t.status is Status.EXECUTING} == in_flight
+    # No deadline has passed, so nothing was begun twice.
+    assert len({t.id for _, t in begun}) == len(begun)
+
+
+async def test_a_deferral_is_fenced_like_any_record(store, clock: ManualClock) -> None:
+    _, begun = await begun_by_alice(store)
+    clock.advance(LEASE_MS)
+    await holding(store, BOB)
+    before = await everything(store)
+    changes = [(t, lifecycle.defer(t, fire_at=clock.now(), now=clock.now())) for t in begun]
+    assert await store.record(ALICE, changes) == [False] * 8
+    assert await everything(store) == before

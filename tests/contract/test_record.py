@@ -1,0 +1,178 @@
+"""record: what came of the attempts, each judged by itself and answered in order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from duetime import lifecycle
+from duetime.model import Outcome, OutcomeKind, Status, Timer, replace
+from tests.clocks import START, ManualClock
+from tests.contract.timers import (
+    ALICE,
+    BROKEN,
+    EVERYTHING,
+    another,
+    changed,
+    completed,
+    definition,
+    everything,
+    holding,
+    ids,
+    spread,
+    timer,
+    touched,
+    with_timers,
+)
+
+RESCHEDULING = Outcome(
+    kind=OutcomeKind.ANSWERED, status=200, body=b'{"ok": false, "nextExecuteAt": "2031-01-01T00:00:00Z"}'
+)
+
+MISTAKEN = "record takes a row that somebody else moved by one revision for its own write"
+
+
+async def begun(store, number: int = 1, **changes: object) -> list[Timer]:
+    held = await holding(store)
+    await with_timers(store, *(changed(t, **changes) for t in spread(number, at=START - number)))
+    return (await store.begin(ALICE, held, EVERYTHING)).timers
+
+
+def settled(timer: Timer, outcome: Outcome) -> Timer:
+    return lifecycle.settle(timer, outcome, now=START + 9, uniform=lambda low, high: high)
+
+
+WAYS = {
+    "completed": (completed, Status.COMPLETED),
+    "to be retried": (lambda t: settled(t, BROKEN), Status.PENDING),
+    "failed": (lambda t: settled(changed(t, failures=99), BROKEN), Status.FAILED),
+    "rescheduled": (lambda t: settled(t, RESCHEDULING), Status.PENDING),
+    "deferred": (lambda t: lifecycle.defer(t, fire_at=START + 5, now=START + 9), Status.PENDING),
+    "given up": (lambda t: lifecycle.give_up(t, now=START + 9), Status.FAILED),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_is_recorded_is_what_is_there(store, way: str) -> None:
+    [first] = await begun(store, correlation_id="kept", fingerprint="kept", definition=definition(timeout_ms=7))
+    become, status = WAYS[way]
+    after = become(first)
+    assert after.status is status
+    assert await store.record(ALICE, [(first, after)]) == [True]
+    assert await store.get("default", first.id) == after
+    assert await store.tally() == dict.fromkeys(Status, 0) | {status: 1}
+    assert await store.tally("default") == await store.tally()
+
+
+@pytest.mark.parametrize("way", ["to be retried", "rescheduled", "deferred"])
+async def test_what_is_pending_again_fires_again(store, clock: ManualClock, way: str) -> None:
+    [first] = await begun(store)
+    after = WAYS[way][0](first)
+    await store.record(ALICE, [(first, after)])
+    held = (await store.renew(ALICE, 1)).held
+    answer = await store.begin(ALICE, held, 10)
+    assert (answer.timers, answer.next_at) == ([], after.fire_at)
+    clock.advance(after.fire_at - START)
+    [again] = (await store.begin(ALICE, held, 10)).timers
+    assert again == lifecycle.begin(after, now=after.fire_at, version=held[first.shard])
+    assert (again.delivery_id == first.delivery_id) is (way != "rescheduled")
+    assert again.attempt == {"to be retried": 2, "rescheduled": 1, "deferred": 1}[way]
+
+
+async def test_ways_may_be_mixed_and_answers_come_in_order(store) -> None:
+    timers = await begun(store, 60)
+    random.Random(2).shuffle(timers)
+    ways = [become for become, _ in WAYS.values()]
+    changes = [(t, ways[n % len(ways)](t)) for n, t in enumerate(timers)]
+    assert await store.record(ALICE, changes) == [True] * 60
+    assert await everything(store) == {("default", after.id): after for _, after in changes}
+    tally = dict.fromkeys(Status, 0)
+    for _, after in changes:
+        tally[after.status] += 1
+    assert await store.tally() == tally
+
+
+async def test_nothing_to_record(store) -> None:
+    assert await store.record(ALICE, []) == []
+
+
+@pytest.mark.parametrize("steps", [pytest.param(1, id="by one"), pytest.param(2, id="by two")])
+async def test_a_timer_whose_revision_moved_is_refused_and_the_others_are_not(store, steps: int, broken_in) -> None:
+    if steps == 1:
+        broken_in("sqlite", MISTAKEN)
+    timers = await begun(store, 20)
+    moved = {}
+    for t in timers[::3]:
+        current = t
+        for _ in range(steps):
+            assert await store.swap(current, current := touched(current))
+        moved[t.id] = current
+    changes = [(t, completed(t)) for t in timers]
+    assert await store.record(ALICE, changes) == [t.id not in moved for t in timers]
+    assert await everything(store) == {("default", b.id): moved.get(b.id, a) for b, a in changes}
+    tally = {Status.COMPLETED: 20 - len(moved), Status.EXECUTING: len(moved)}
+    assert await store.tally() == dict.fromkeys(Status, 0) | tally
+
+
+async def test_an_attempt_is_recorded_once(store, broken_in) -> None:
+    broken_in("sqlite", MISTAKEN)
+    timers = await begun(store, 3)
+    first = [(t, completed(t)) for t in timers]
+    assert await store.record(ALICE, first) == [True] * 3
+    there = await everything(store)
+    for again in (first, [(t, settled(t, BROKEN)) for t in timers]):
+        assert await store.record(ALICE, again) == [False] * 3
+        assert await everything(store) == there
+        assert await store.tally() == dict.fromkeys(Status, 0) | {Status.COMPLETED: 3}
+
+
+async def test_of_two_records_of_one_attempt_at_once_one_wins(store, broken_in) -> None:
+    broken_in("sqlite", MISTAKEN)
+    [first] = await begun(store)
+    rivals = [completed(first), settled(first, BROKEN)]
+    won = await asyncio.gather(*(store.record(ALICE, [(first, after)]) for after in rivals))
+    assert sorted(won) == [[False], [True]]
+    assert await store.get("default", first.id) == rivals[won.index([True])]
+    assert sum((await store.tally()).values()) == 1
+
+
+async def test_of_two_changes_of_one_attempt_in_one_batch_the_first_wins(store, broken_in) -> None:
+    broken_in("sqlite", MISTAKEN)
+    [first, other] = await begun(store, 2)
+    changes = [(first, completed(first)), (other, completed(other)), (first, settled(first, BROKEN))]
+    assert await store.record(ALICE, changes) == [True, True, False]
+    assert await store.get("default", first.id) == completed(first)
+    assert await store.tally() == dict.fromkeys(Status, 0) | {Status.COMPLETED: 2}
+
+
+async def test_a_timer_that_is_gone_is_refused(store) -> None:
+    timers = await begun(store, 5)
+    await store.swap(timers[2], None)
+    await store.swap(timers[4], None)
+    await store.put(again := another(changed(timers[4], status=Status.PENDING)))
+    assert await store.record(ALICE, [(t, completed(t)) for t in timers]) == [True, True, False, True, False]
+    assert await store.get("default", timers[2].id) is None
+    assert await store.get("default", again.id) == again
+    assert await store.tally() == dict.fromkeys(Status, 0) | {Status.COMPLETED: 3, Status.PENDING: 1}
+
+
+async def test_records_of_many_callers_at_once(store) -> None:
+    timers = await begun(store, 200)
+    batches = [timers[n : n + 7] for n in range(0, 200, 7)]
+    stale = {t.id for t in timers[::5]}
+    for t in timers[::5]:
+        assert await store.swap(t, None)
+    answers = await asyncio.gather(*(store.record(ALICE, [(t, completed(t)) for t in batch]) for batch in batches))
+    for batch, answer in zip(batches, answers, strict=True):
+        assert answer == [t.id not in stale for t in batch]
+    assert sorted(ids(list((await everything(store)).values()))) == sorted({t.id for t in timers} - stale)
+    assert (await store.tally())[Status.COMPLETED] == 160
+
+
+async def test_a_recorded_timer_keeps_its_place_in_time(store, clock: ManualClock) -> None:
+    timers = await begun(store, 3)
+    await store.put(timer("last", at=START + 10**6, created_at=START + 1))
+    await store.record(ALICE, [(t, replace(completed(t), updated_at=START + 10**7)) for t in reversed(timers)])
+    assert [id for _, id in await everything(store)] == ["last", "t2", "t1", "t0"]

@@ -1,0 +1,158 @@
+"""Timers to test with, and the few steps that most tests begin with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import count
+
+import msgspec
+from msgspec import Raw
+
+from duetime import lifecycle
+from duetime.model import (
+    ABSENT,
+    BodyFormat,
+    Definition,
+    HttpTarget,
+    Namespace,
+    NatsTarget,
+    Outcome,
+    OutcomeKind,
+    ResponseProtocol,
+    RetryPolicy,
+    Status,
+    Timer,
+    replace,
+)
+from duetime.store import Query, Store
+from tests.clocks import START
+
+ALICE, BOB, CAROL = b"alice".ljust(16, b"."), b"bob".ljust(16, b"."), b"carol".ljust(16, b".")
+LEASE_MS = 10_000
+EVERYTHING = 10_000
+"""A limit that no test reaches."""
+
+DELIVERED = Outcome(kind=OutcomeKind.ANSWERED, status=200, body=b'{"ok": true}')
+BROKEN = Outcome(kind=OutcomeKind.ANSWERED, status=500, error="HTTP 500: odd «text» with \"quotes\", \\ and \n")
+
+_revisions = count(1 << 40, 1000)
+
+
+def definition(payload: Raw = ABSENT, **changes: object) -> Definition:
+    return Definition(target=HttpTarget(url="https://example.org/due"), payload=payload, **changes)
+
+
+def timer(id: str = "a", *, at: int = START, namespace: str = "default", shard: int = 0, **changes: object) -> Timer:
+    """A pending timer of a revision that no other has, due at ``at``."""
+    revision = next(_revisions)
+    fields: dict[str, object] = {
+        "definition": definition(),
+        "execute_at": at,
+        "fire_at": at,
+        "created_at": START,
+        "updated_at": START,
+        "revision": revision,
+        "firing": revision,
+    }
+    return Timer(namespace=namespace, id=id, shard=shard, **(fields | changes))
+
+
+FULL = timer(
+    "every field — has a value",
+    shard=5,
+    at=START + 7,
+    definition=Definition(
+        target=HttpTarget(url="https://example.org/é?a=1&b='\"", method="PUT", headers={"X-B": "2", "X-A": "ü\t\\"}),
+        payload=Raw(b'{"b":1,  "a" :[ 1e3,\t-0.0 ]}'),
+        metadata=Raw('{"who":"Zoë 😀"}'.encode()),
+        retry=RetryPolicy(
+            max_retries=17,
+            max_duration_ms=3,
+            initial_interval_ms=1,
+            backoff_multiplier=1.1,
+            max_interval_ms=9,
+            jitter=False,
+        ),
+        timeout_ms=1234,
+        body=BodyFormat.EVENT,
+        protocol=ResponseProtocol.STATUS,
+    ),
+    execute_at=START - 5,
+    created_at=START - 100,
+    updated_at=START - 1,
+    revision=(1 << 62) + 1,
+    firing=(1 << 48) - 1,
+    fingerprint="0123456789abcdef",
+    correlation_id="order/4711 'x'",
+    status=Status.EXECUTING,
+    attempt=4,
+    failures=2,
+    lost=1,
+    last_error='it said "no" \\ and then 😀\n\x01',
+    started_at=START - 50,
+    executed_at=START - 2,
+    deadline_at=START + 90,
+    version=3,
+)
+"""A timer that could not be, but that leaves no field to chance."""
+
+PLAIN = timer("no optional field has a value", definition=Definition(target=NatsTarget(subject="a.b")))
+
+
+def changed(timer: Timer, **changes: object) -> Timer:
+    """The same timer with some fields changed and the revision left alone."""
+    return msgspec.structs.replace(timer, **changes)
+
+
+def another(timer: Timer) -> Timer:
+    """A different timer with the same identity."""
+    return changed(timer, revision=next(_revisions), definition=definition(Raw(b'"another"')), fingerprint="another")
+
+
+def touched(timer: Timer) -> Timer:
+    return replace(timer, updated_at=timer.updated_at + 1)
+
+
+def completed(timer: Timer, now: int = START) -> Timer:
+    return lifecycle.settle(timer, DELIVERED, now=now, uniform=lambda low, high: high)
+
+
+def ended(id: str, status: Status, *, at: int = START, **changes: object) -> Timer:
+    """A timer that became final at ``at``."""
+    return timer(id, status=status, updated_at=at, executed_at=at, **changes)
+
+
+def spread(number: int, *, at: int = START, step_ms: int = 1, shards: int = 8, prefix: str = "t") -> list[Timer]:
+    """Timers one after the other in time, round robin over the shards."""
+    return [timer(f"{prefix}{n}", at=at + n * step_ms, shard=n % shards) for n in range(number)]
+
+
+def ids(timers: Sequence[Timer]) -> list[str]:
+    return [timer.id for timer in timers]
+
+
+async def with_timers(store: Store, *timers: Timer) -> None:
+    assert await store.put_many(timers) == [None] * len(timers)
+
+
+async def with_namespace(store: Store, name: str, **fields: object) -> Namespace:
+    namespace = Namespace(name=name, shards=store.shards, created_at=START, **fields)
+    assert await store.put_namespace(namespace) is None
+    return namespace
+
+
+async def holding(store: Store, owner_id: bytes = ALICE, *shards: int) -> dict[int, int]:
+    """Have the owner claim these shards, or all."""
+    wanted = shards or range(store.shards)
+    held = await store.claim(owner_id, wanted, LEASE_MS)
+    assert set(held) == set(wanted)
+    return held
+
+
+async def everything(store: Store) -> dict[tuple[str, str], Timer]:
+    """Every timer of the store."""
+    pages = await asyncio.gather(
+        *(store.find(Query(namespace=n.name, limit=EVERYTHING)) for n in await store.namespaces())
+    )
+    return {(t.namespace, t.id): t for page in pages for t in page}

@@ -1,0 +1,878 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duetime.deliverers import client as module
+from duetime.deliverers.client import Answer, HttpClient, Unreachable
+from duetime.deliverers.egress import Url, parse_url
+
+REQUEST = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+TWO = b"HTTP/1.1 202 Accepted\r\nContent-Length: 3\r\n\r\ntwo"
+
+
+def url_of(peer: Any, scheme: str = "http", host: str = "127.0.0.1") -> Url:
+    return parse_url(f"{scheme}://{host}:{peer.port}/x")
+
+
+async def post(client: HttpClient, peer: Any, message: bytes = REQUEST) -> Answer:
+    return await client.request(url_of(peer), [peer.host], message)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def pieces_of(data: bytes) -> list[bytes]:
+    return [data[i : i + 1] for i in range(len(data))]
+
+
+@pytest.fixture
+def one(run: Callable[..., Any], Peer: Any) -> Callable[..., Answer]:
+    """The answer to one request whose receiver sends these pieces, then closes or waits to be closed."""
+
+    def one(*pieces: bytes, close: bool = False, reset: bool = False) -> Answer:
+        async def script(line: Any) -> None:
+            await line.answer(*pieces)
+            if reset:
+                await asyncio.sleep(0.02)
+                line.reset()
+            elif not close:
+                await line.closed()
+
+        async def main() -> Answer:
+            client = HttpClient()
+            async with Peer(script) as peer:
+                try:
+                    return await post(client, peer)
+                finally:
+                    await client.close()
+
+        answer = run(main())
+        assert isinstance(answer, Answer)
+        return answer
+
+    return one
+
+
+# How an answer is read.
+
+
+def test_an_answer_with_a_length(one: Callable[..., Answer]) -> None:
+    whole = b"HTTP/1.1 503 Busy\r\nServer: x\r\nretry-AFTER: 120\r\ncontent-length: 5\r\n\r\nlater"
+    assert one(whole) == Answer(503, "120", b"later")
+    assert one(*pieces_of(whole)) == Answer(503, "120", b"later")
+
+
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: Retry-After\r\n\r\n"
+    b'5;name=value;quoted="a b"\r\nhello\r\n1\r\n \r\n00a\r\n0123456789\r\n0;last\r\nRetry-After: 9\r\nX: y\r\n\r\n'
+)
+
+
+def test_chunks_in_odd_pieces_with_extensions_and_trailers(one: Callable[..., Answer]) -> None:
+    expected = Answer(200, None, b"hello 0123456789")
+    assert one(CHUNKED) == expected
+    assert one(*pieces_of(CHUNKED)) == expected
+    assert one(CHUNKED[:85], CHUNKED[85:110], CHUNKED[110:111], CHUNKED[111:]) == expected
+
+
+def test_a_body_without_a_frame_ends_with_the_connection(one: Callable[..., Answer]) -> None:
+    assert one(b"HTTP/1.1 200 OK\r\n\r\n", b"so ", b"far", close=True) == Answer(200, None, b"so far")
+    assert one(b"HTTP/1.0 200 OK\r\nRetry-After: 1\r\n\r\n", close=True) == Answer(200, "1", b"")
+    assert one(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nzz", close=True) == Answer(200, None, b"zz")
+
+
+def test_a_body_without_a_frame_that_breaks_off_is_no_answer(one: Callable[..., Answer]) -> None:
+    with pytest.raises(Unreachable, match="reset by peer before the answer was complete"):
+        one(b"HTTP/1.1 200 OK\r\n\r\nso far", reset=True)
+
+
+@pytest.mark.parametrize("status", [204, 304])
+@pytest.mark.parametrize("length", [b"", b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"])
+def test_some_answers_have_no_body_whatever_they_announce(
+    one: Callable[..., Answer], status: int, length: bytes
+) -> None:
+    assert one(b"HTTP/1.1 %d X\r\n%b\r\n" % (status, length)) == Answer(status, None, b"")
+
+
+def test_answers_that_only_announce_the_answer_are_skipped(one: Callable[..., Answer]) -> None:
+    whole = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: </x>\r\nRetry-After: 7\r\n\r\n" + OK
+    assert one(whole) == Answer(200, None, b"ok")
+    assert one(*pieces_of(whole)) == Answer(200, None, b"ok")
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        [b"H"],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n"],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhell"],
+        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"],
+        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n"],
+        [b"HTTP/1.1 100 Continue\r\n\r\n"],
+    ],
+)
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_connection_that_closes_early_brings_no_answer(
+    one: Callable[..., Answer], pieces: list[bytes], reset: bool
+) -> None:
+    with pytest.raises(Unreachable, match="before the answer"):
+        one(*pieces, close=True, reset=reset)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"220 mail.example ESMTP\r\n",
+        b"\x16\x03\x01\x02\x00",
+        b"HTTP/1.1 abc\r\n\r\n",
+        b"HTTP/1.1 099 Low\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nokok\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nNo colon\r\n\r\n",
+        b"HTTP/1.1 101 Switch\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\nPRI",
+    ],
+)
+def test_what_is_not_http_is_no_answer(one: Callable[..., Answer], answer: bytes) -> None:
+    with pytest.raises(Unreachable, match="malformed answer"):
+        one(answer)
+
+
+@given(cuts=st.lists(st.integers(0, len(CHUNKED) + 60), max_size=12), before=st.booleans())
+def test_no_way_to_cut_an_answer_changes_it(cuts: list[int], before: bool) -> None:
+    """The same bytes through a transport that exists only in memory, so that every cut is one read."""
+    whole = (b"HTTP/1.1 103 Early\r\n\r\n" if before else b"") + CHUNKED
+    points = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
+
+    class Transport:
+        closed = False
+
+        def get_extra_info(self, name: str) -> Any:
+            return ("127.0.0.1", 1) if name == "peername" else None
+
+        def is_closing(self) -> bool:
+            return self.closed
+
+        def get_write_buffer_size(self) -> int:
+            return 0
+
+        def write(self, data: bytes) -> None: ...
+
+        def abort(self) -> None:
+            self.closed = True
+
+    async def main() -> Answer | object:
+        client = HttpClient()
+        connection = module._Connection(client, ("127.0.0.1", 1, None), asyncio.get_running_loop())
+        connection.connection_made(Transport())  # type: ignore[arg-type]
+        waiter = connection.send(REQUEST)
+        for start, end in zip(points, points[1:], strict=False):
+            if start < end:
+                connection.data_received(whole[start:end])
+        assert len(client._idle) == 1
+        connection.connection_lost(None)
+        await client.close()
+        return await waiter
+
+    assert asyncio.run(main()) == Answer(200, None, b"hello 0123456789")
+
+
+# Limits.
+
+
+def test_headers_have_a_limit(one: Callable[..., Answer]) -> None:
+    few = b"HTTP/1.1 200 OK\r\n" + b"X-Pad: %b\r\n" % (b"x" * 1000) * 60 + b"Content-Length: 2\r\n\r\nok"
+    assert one(few).body == b"ok"
+    many = b"HTTP/1.1 200 OK\r\n" + b"X-Pad: %b\r\n" % (b"x" * 1000) * 70 + b"Content-Length: 2\r\n\r\nok"
+    with pytest.raises(Unreachable, match="64 KiB of headers"):
+        one(many)
+    with pytest.raises(Unreachable, match="64 KiB of headers"):
+        one(b"HTTP/1.1 200 OK\r\nX-Endless: ", *[b"x" * 16384] * 5)
+    with pytest.raises(Unreachable, match="64 KiB of headers"):
+        one(*[b"HTTP/1.1 103 Early\r\nLink: %b\r\n\r\n" % (b"x" * 16000)] * 5)
+    with pytest.raises(Unreachable, match="64 KiB of headers"):
+        one(b"HTTP/1.1 200 " + b"x" * 70_000)
+
+
+def test_what_surrounds_a_body_has_a_limit_too(one: Callable[..., Answer]) -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with pytest.raises(Unreachable, match="malformed answer"):
+        one(head, b"1;" + b"x" * 600_000, b"x" * 600_000)
+    with pytest.raises(Unreachable, match="malformed answer"):
+        one(head, b"0\r\n", b"X-Trailer: %b\r\n" % (b"x" * 1000) * 80)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n", b"a" * 200_000],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", b"a" * 65_537],
+        [b"HTTP/1.1 200 OK\r\n\r\n", b"a" * 40_000, b"a" * 40_000],
+        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *[b"4000\r\n" + b"a" * 0x4000 + b"\r\n"] * 6],
+    ],
+)
+def test_the_first_64_kib_of_a_body_are_kept_and_the_rest_is_not_waited_for(
+    run: Callable[..., Any], Peer: Any, pieces: list[bytes]
+) -> None:
+    async def script(line: Any) -> None:
+        await line.request()
+        try:
+            await line.send(*pieces)
+        except ConnectionError:
+            return
+        await line.closed()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            answer = await post(client, peer)
+            assert answer == Answer(200, None, b"a" * 65_536)
+            assert not client._idle
+        await client.close()
+
+    run(main())
+
+
+def test_a_body_of_exactly_64_kib_is_whole_and_keeps_the_connection(run: Callable[..., Any], Peer: Any) -> None:
+    async def script(line: Any) -> None:
+        await line.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 65536\r\n\r\n" + b"a" * 65_536)
+        await line.answer(TWO)
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            assert (await post(client, peer)).body == b"a" * 65_536
+            assert (await post(client, peer)).body == b"two"
+        await client.close()
+
+    run(main())
+
+
+# Which connections are kept.
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OK,
+        CHUNKED,
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" + OK,
+        b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok",
+    ],
+)
+def test_a_connection_is_used_again(run: Callable[..., Any], Peer: Any, answer: bytes) -> None:
+    async def script(line: Any) -> None:
+        assert await line.answer(answer) == REQUEST
+        assert await line.answer(TWO) == REQUEST
+        await line.answer(answer)
+        await line.closed()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            first = await post(client, peer)
+            assert (await post(client, peer)) == Answer(202, None, b"two")
+            assert (await post(client, peer)) == first
+            await client.close()
+            assert peer.accepted == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"],
+        [b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"],
+        [b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n"],
+        [b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n"],
+        [OK + b"x"],
+        [OK + b"H"],
+        [OK + OK],
+        [OK + b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n"],
+        [OK, OK],
+        [OK, b"\r\n"],
+        [b"HTTP/1.1 204 No Content\r\n\r\nbody"],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok\x00\x01garbage"],
+        [b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 500 X\r\n\r\n"],
+    ],
+)
+def test_a_connection_with_anything_odd_about_it_is_closed_and_never_used_again(
+    run: Callable[..., Any], Peer: Any, pieces: list[bytes]
+) -> None:
+    async def first(line: Any) -> None:
+        await line.answer(*pieces)
+        await line.closed()
+
+    async def second(line: Any) -> None:
+        await line.answer(TWO)
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(first, second) as peer:
+            assert (await post(client, peer)).status in (200, 204, 304)
+            if len(pieces) > 1:
+                await until(lambda: not client._connections)
+            assert (await post(client, peer)) == Answer(202, None, b"two")
+        await client.close()
+
+    run(main())
+
+
+def test_an_end_on_an_idle_connection_is_noticed(run: Callable[..., Any], Peer: Any) -> None:
+    async def first(line: Any) -> None:
+        await line.answer(OK)
+        line.close()
+
+    async def second(line: Any) -> None:
+        await line.answer(TWO)
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(first, second) as peer:
+            assert (await post(client, peer)).body == b"ok"
+            await until(lambda: not client._idle)
+            assert (await post(client, peer)).body == b"two"
+        await client.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_kept_connection_that_closes_without_a_byte_is_replaced_once(
+    run: Callable[..., Any], Peer: Any, reset: bool
+) -> None:
+    seen: list[bytes] = []
+
+    async def first(line: Any) -> None:
+        await line.answer(OK)
+        seen.append(await line.request())
+        if reset:
+            line.reset()
+
+    async def second(line: Any) -> None:
+        seen.append(await line.answer(TWO))
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(first, second) as peer:
+            assert (await post(client, peer)).body == b"ok"
+            assert (await post(client, peer, REQUEST + b"")).body == b"two"
+        await client.close()
+
+    run(main())
+    assert seen == [REQUEST, REQUEST]
+
+
+def test_the_replacement_is_a_new_connection_and_not_replaced_again(run: Callable[..., Any], Peer: Any) -> None:
+    async def kept(line: Any) -> None:
+        await line.answer(OK)
+        try:
+            await line.request()
+        except ConnectionError:
+            pass  # the one that was not taken
+
+    async def fresh(line: Any) -> None:
+        await line.request()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(kept, kept, fresh) as peer:
+            await asyncio.gather(post(client, peer), post(client, peer))
+            assert len(client._idle) == 2
+            with pytest.raises(Unreachable, match="closed before the answer"):
+                await post(client, peer)
+            await client.close()
+            assert peer.accepted == 3
+
+    run(main())
+
+
+def test_a_kept_connection_that_closes_after_a_byte_is_an_error(run: Callable[..., Any], Peer: Any) -> None:
+    async def script(line: Any) -> None:
+        await line.answer(OK)
+        await line.answer(b"H")
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            await post(client, peer)
+            with pytest.raises(Unreachable, match="before the answer was complete"):
+                await post(client, peer)
+            assert peer.accepted == 1
+        await client.close()
+
+    run(main())
+
+
+def test_an_answer_before_the_whole_request_was_sent_spoils_the_connection(run: Callable[..., Any], Peer: Any) -> None:
+    large = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 30000000\r\n\r\n" + b"x" * 30_000_000
+
+    async def first(line: Any) -> None:
+        await line.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+        await line.closed()
+
+    async def second(line: Any) -> None:
+        await line.answer(TWO)
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(first, second) as peer:
+            assert (await post(client, peer, large)).status == 413
+            assert (await post(client, peer)).body == b"two"
+        await client.close()
+
+    run(main())
+
+
+def test_bytes_before_the_first_request_are_no_answer_to_it(run: Callable[..., Any], Peer: Any) -> None:
+    async def script(line: Any) -> None:
+        await line.send(OK)
+        await line.closed()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            connection = await client._connect(url_of(peer), [peer.host], None)
+            await until(lambda: connection.problem is not None)
+            assert await asyncio.wait_for(connection.send(REQUEST), 5) is not None
+            assert not client._connections
+        await client.close()
+
+    run(main())
+
+
+def test_the_newest_is_used_first_and_the_oldest_goes_when_there_are_too_many(
+    run: Callable[..., Any], Peer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(line: Any) -> None:
+        try:
+            while True:
+                await line.answer(OK)
+        except ConnectionError:
+            pass
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script, last_forever=True) as peer, Peer(script, last_forever=True) as other:
+            await asyncio.gather(*(post(client, peer) for _ in range(4)))
+            order = list(client._idle)
+            assert len(order) == 4
+            await post(client, peer)
+            assert list(client._idle) == order
+            monkeypatch.setattr(module, "IDLE_MAX", 4)
+            await post(client, other)
+            assert list(client._idle)[:3] == order[1:]
+            monkeypatch.setattr(module, "IDLE_PER_ADDRESS_MAX", 1)
+            await asyncio.gather(post(client, other), post(client, other))
+            assert sum(connection.key[1] == other.port for connection in client._idle) == 1
+            await client.close()
+            assert not client._idle
+            assert not client._connections
+
+    run(main())
+
+
+def test_an_idle_connection_is_closed_after_a_while(run: Callable[..., Any], Peer: Any) -> None:
+    async def script(line: Any) -> None:
+        await line.answer(OK)
+        await line.closed()
+
+    async def main() -> None:
+        client = HttpClient(idle_seconds=0.02)
+        async with Peer(script) as peer:
+            await post(client, peer)
+            await until(lambda: not client._connections)
+            await until(lambda: not client._idle_at)
+        await client.close()
+
+    run(main())
+
+
+def test_connections_are_kept_apart_by_address(run: Callable[..., Any], Peer: Any) -> None:
+    async def script(line: Any) -> None:
+        await line.answer(OK)
+        await line.closed()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer, Peer(script, host="127.0.0.2") as other:
+            url = url_of(peer)
+            await client.request(url, ["127.0.0.1"], REQUEST)
+            with pytest.raises(Unreachable):
+                await client.request(url, ["127.0.0.2"], REQUEST)  # nobody listens there, and no other will do
+            await client.request(url_of(other), ["127.0.0.2"], REQUEST)
+            await client.close()
+
+    run(main())
+
+
+def test_hundreds_at_once_each_get_their_own_answer(run: Callable[..., Any], Peer: Any) -> None:
+    async def script(line: Any) -> None:
+        try:
+            while True:
+                request = await line.request()
+                number = request.rpartition(b"\r\n\r\n")[2]
+                head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(number)
+                await line.send(head + number if int(number) % 3 else head, *([] if int(number) % 3 else [number]))
+        except ConnectionError:
+            pass
+
+    async def main() -> None:
+        client = HttpClient()
+
+        async def several(start: int) -> None:
+            for number in range(start, start + 10):
+                text = b"%d" % number
+                message = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text)
+                assert (await post(client, peer, message)).body == text
+
+        async with Peer(script, last_forever=True) as peer:
+            await asyncio.gather(*(several(1000 * n) for n in range(1, 101)))
+            assert peer.accepted <= 100
+            await client.close()
+
+    run(main())
+
+
+# Giving up.
+
+
+@pytest.mark.parametrize(
+    "pieces", [[], [b"HTTP/1.1 200 OK\r\n"], [b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n", *[b"x"] * 300]]
+)
+def test_a_receiver_that_drips_is_cut_off_by_the_callers_limit(
+    run: Callable[..., Any], Peer: Any, pieces: list[bytes]
+) -> None:
+    async def script(line: Any) -> None:
+        try:
+            await line.answer(*pieces)
+        except ConnectionError:
+            return
+        await line.closed()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await post(client, peer)
+            assert not client._idle
+            await until(lambda: not client._connections)
+        await client.close()
+
+    run(main())
+
+
+def test_a_canceled_request_closes_its_connection(run: Callable[..., Any], Peer: Any) -> None:
+    arrived = []
+
+    async def script(line: Any) -> None:
+        await line.answer(OK)
+        arrived.append(await line.request())
+        await line.closed()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            await post(client, peer)
+            task = asyncio.create_task(post(client, peer))
+            await until(lambda: arrived)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not client._idle
+            await until(lambda: not client._connections)
+            assert peer.accepted == 1
+        await client.close()
+
+    run(main())
+
+
+def test_a_request_canceled_just_after_its_answer_came_leaves_the_connection_to_the_next(
+    run: Callable[..., Any], Peer: Any
+) -> None:
+    async def script(line: Any) -> None:
+        await line.answer(OK)
+        await line.answer(TWO)
+        await line.closed()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            first = asyncio.create_task(post(client, peer))
+            while not client._idle:
+                await asyncio.sleep(0)
+            # The answer is here and the first request has not been told yet.
+            assert not first.done()
+            connection = client._take(("127.0.0.1", peer.port, None))
+            assert connection is not None
+            waiter = connection.send(REQUEST)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            assert await waiter == Answer(202, None, b"two")
+            await client.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("rounds", range(6))
+def test_a_connect_that_is_canceled_leaves_nothing_open(run: Callable[..., Any], Peer: Any, rounds: int) -> None:
+    async def script(line: Any) -> None:
+        await line.closed()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script, last_forever=True) as peer:
+            task = asyncio.create_task(post(client, peer))
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await until(lambda: not client._connections)
+            await asyncio.sleep(0.01)
+            assert all(task.done() for task in peer._running)
+        await client.close()
+
+    run(main())
+
+
+def test_closing_the_client_ends_what_is_under_way(run: Callable[..., Any], Peer: Any) -> None:
+    arrived = []
+
+    async def script(line: Any) -> None:
+        arrived.append(await line.request())
+        await line.closed()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            task = asyncio.create_task(post(client, peer))
+            await until(lambda: arrived)
+            await client.close()
+            with pytest.raises(Unreachable, match="shutting down"):
+                await task
+            with pytest.raises(Unreachable, match="shutting down"):
+                await post(client, peer)
+            await client.close()
+
+    run(main())
+
+
+# Connecting.
+
+
+def test_nobody_listens(run: Callable[..., Any]) -> None:
+    async def main() -> None:
+        client = HttpClient()
+        with socket.socket() as bound:
+            bound.bind(("127.0.0.1", 0))
+            url = parse_url(f"http://127.0.0.1:{bound.getsockname()[1]}/")
+            with pytest.raises(Unreachable, match="^connection refused$"):
+                await client.request(url, ["127.0.0.1"], REQUEST)
+            with pytest.raises(Unreachable, match="^connection refused$"):
+                await client.request(url, ["127.0.0.2", "127.0.0.1"], REQUEST)
+        await client.close()
+
+    run(main())
+
+
+def test_addresses_are_tried_in_order(run: Callable[..., Any], Peer: Any) -> None:
+    async def script(line: Any) -> None:
+        await line.answer(OK)
+        await line.answer(TWO)
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            addresses = ["127.0.0.2", "127.0.0.1", "127.0.0.3"]
+            assert (await client.request(url_of(peer), addresses, REQUEST)).body == b"ok"
+            assert (await client.request(url_of(peer), addresses, REQUEST)).body == b"two"
+        await client.close()
+
+    run(main())
+
+
+class Rerouted(uvloop.Loop):  # type: ignore[misc]
+    """A network that takes connections elsewhere than they were meant to go."""
+
+    async def create_connection(self, *args: Any, host: str, **kwargs: Any) -> Any:
+        if host == "127.0.0.99":  # swallows packets
+            await asyncio.sleep(3600)
+        return await super().create_connection(*args, host="127.0.0.1", **kwargs)
+
+
+def test_a_connection_that_ended_up_elsewhere_is_not_spoken_to(run_in: Callable[..., Any], Peer: Any) -> None:
+    async def script(line: Any) -> None:
+        with pytest.raises(ConnectionError):
+            await line.request()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            with pytest.raises(Unreachable, match=r"connected to 127\.0\.0\.1 instead of 127\.0\.0\.2"):
+                await client.request(url_of(peer), ["127.0.0.2"], REQUEST)
+        await client.close()
+
+    run_in(Rerouted, main())
+
+
+def test_an_address_that_swallows_packets_does_not_eat_the_time_of_the_next(
+    run_in: Callable[..., Any], Peer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CONNECT_SECONDS_MAX", 0.01)
+
+    async def script(line: Any) -> None:
+        await line.answer(OK)
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            answer = await client.request(url_of(peer), ["127.0.0.99", "127.0.0.1"], REQUEST)
+            assert answer.body == b"ok"
+        await client.close()
+
+    run_in(Rerouted, main())
+
+
+# TLS.
+
+
+async def serve_tls(
+    certificate: Any, handler: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> asyncio.Server:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return await asyncio.start_server(handler, "127.0.0.1", 0, ssl=context)
+
+
+def trusting(certificates: Any) -> ssl.SSLContext:
+    context = module.tls_context()
+    context.load_verify_locations(certificates.authority)
+    return context
+
+
+def tls_requests(
+    run: Callable[..., Any], certificate: Any, context: ssl.SSLContext | None, names: list[str]
+) -> list[Answer | str]:
+    """What comes of a request to each name in turn; the receiver counts its connections in the answer's body."""
+    connections = 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        try:
+            while True:
+                await reader.readexactly(len(REQUEST))
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % connections)
+        except (asyncio.IncompleteReadError, OSError):
+            writer.transport.abort()
+
+    async def main() -> list[Answer | str]:
+        server = await serve_tls(certificate, handler)
+        port = server.sockets[0].getsockname()[1]
+        client = HttpClient(tls=context)
+        results: list[Answer | str] = []
+        for name in names:
+            try:
+                results.append(await client.request(parse_url(f"https://{name}:{port}/"), ["127.0.0.1"], REQUEST))
+            except Unreachable as exc:
+                results.append(str(exc))
+        await client.close()
+        server.close()
+        await asyncio.sleep(0.02)
+        return results
+
+    results = run(main())
+    assert isinstance(results, list)
+    return results
+
+
+def test_tls_checks_the_name_and_keeps_the_connection(run: Callable[..., Any], certificates: Any) -> None:
+    certificate = certificates.issue("hooks.example")
+    names = ["hooks.example", "hooks.example", "HOOKS.example."]
+    # The trailing dot is for the resolver; the certificate's name and the connection are the same.
+    assert tls_requests(run, certificate, trusting(certificates), names) == [Answer(200, None, b"1")] * 3
+
+
+def test_tls_to_an_address(run: Callable[..., Any], certificates: Any) -> None:
+    certificate = certificates.issue("127.0.0.1")
+    assert tls_requests(run, certificate, trusting(certificates), ["127.0.0.1"]) == [Answer(200, None, b"1")]
+
+
+def test_a_certificate_for_another_name_is_refused_also_when_a_good_connection_is_at_hand(
+    run: Callable[..., Any], certificates: Any
+) -> None:
+    names = ["hooks.example", "other.example"]
+    good, bad = tls_requests(run, certificates.issue("hooks.example"), trusting(certificates), names)
+    assert good == Answer(200, None, b"1")
+    assert isinstance(bad, str)
+    assert bad.startswith("TLS: Hostname mismatch")
+
+
+def test_a_certificate_of_an_unknown_authority_is_refused(run: Callable[..., Any], certificates: Any) -> None:
+    [result] = tls_requests(run, certificates.issue("hooks.example"), None, ["hooks.example"])
+    assert isinstance(result, str)
+    assert result.startswith("TLS: ")
+
+
+def test_a_certificate_that_has_expired_is_refused(run: Callable[..., Any], certificates: Any) -> None:
+    certificate = certificates.issue("hooks.example", days=-1)
+    assert tls_requests(run, certificate, trusting(certificates), ["hooks.example"]) == ["TLS: certificate has expired"]
+
+
+def test_a_receiver_that_does_not_speak_tls(run: Callable[..., Any], Peer: Any) -> None:
+    async def plain(line: Any) -> None:
+        await line.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await line.closed()
+
+    async def closing(line: Any) -> None:
+        line.close()
+
+    async def main() -> None:
+        client = HttpClient()
+        for script in (plain, closing):
+            async with Peer(script) as peer:
+                with pytest.raises(Unreachable):
+                    await client.request(url_of(peer, "https"), [peer.host], REQUEST)
+        await client.close()
+
+    run(main())
+
+
+def test_a_handshake_that_hangs_is_cut_off_and_closed(run: Callable[..., Any], Peer: Any) -> None:
+    async def script(line: Any) -> None:
+        await line.closed()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await client.request(url_of(peer, "https"), [peer.host], REQUEST)
+        await client.close()
+
+    run(main())

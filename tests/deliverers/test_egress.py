@@ -1,0 +1,475 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duetime.deliverers import egress as module
+from duetime.deliverers.egress import Egress, Refused, Unresolved, parse_url
+from duetime.errors import InvalidInput, SettingsError
+
+
+def addresses_of(*addresses: str) -> list[tuple[Any, ...]]:
+    """What getaddrinfo would return."""
+    return [
+        (
+            socket.AF_INET6 if ":" in a else socket.AF_INET,
+            socket.SOCK_STREAM,
+            6,
+            "",
+            (a, 0, 0, 0) if ":" in a else (a, 0),
+        )
+        for a in addresses
+    ]
+
+
+@pytest.fixture
+def dns(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Names and their addresses; a name that is not here does not resolve. Counts lookups under ``""``."""
+    names: dict[str, list[str]] = {"": []}
+
+    def lookup(host: bytes, port: object, **_: object) -> list[tuple[Any, ...]]:
+        names[""].append(host.decode())
+        if host.decode() not in names:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return addresses_of(*names[host.decode()])
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    return names
+
+
+# The text.
+
+
+@pytest.mark.parametrize(
+    ("text", "tls", "host", "port", "authority", "target", "address"),
+    [
+        ("http://example.com", False, "example.com", 80, "example.com", "/", None),
+        ("HTTPS://Example.COM/A?b=C", True, "example.com", 443, "example.com", "/A?b=C", None),
+        ("https://example.com:443/", True, "example.com", 443, "example.com", "/", None),
+        ("https://example.com:80/", True, "example.com", 80, "example.com:80", "/", None),
+        ("http://example.com:8080?x=/y@z", False, "example.com", 8080, "example.com:8080", "/?x=/y@z", None),
+        ("http://example.com/a#frag?no", False, "example.com", 80, "example.com", "/a", None),
+        ("http://example.com#@evil.com/", False, "example.com", 80, "example.com", "/", None),
+        ("http://example.com./x", False, "example.com.", 80, "example.com.", "/x", None),
+        ("http://a_b-c.xn--p1ai/", False, "a_b-c.xn--p1ai", 80, "a_b-c.xn--p1ai", "/", None),
+        ("http://1.2.3.4:81/", False, "1.2.3.4", 81, "1.2.3.4:81", "/", "1.2.3.4"),
+        ("http://[2606:4700:0::1111]/", False, "2606:4700::1111", 80, "[2606:4700::1111]", "/", "2606:4700::1111"),
+        ("http://[::1]:9/", False, "::1", 9, "[::1]:9", "/", "::1"),
+        ("http://1.2.3.4.example/", False, "1.2.3.4.example", 80, "1.2.3.4.example", "/", None),
+        ("http://localhost:65535//x", False, "localhost", 65535, "localhost:65535", "//x", None),
+    ],
+)
+def test_a_url_is_taken_apart(
+    text: str, tls: bool, host: str, port: int, authority: str, target: str, address: str | None
+) -> None:
+    url = parse_url(text)
+    assert (url.tls, url.host, url.port, url.authority, url.target) == (tls, host, port, authority, target)
+    assert url.address == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "example.com",
+        "//example.com/",
+        "ftp://example.com/",
+        "file:///etc/passwd",
+        "http:/example.com",
+        "http:example.com",
+        "http://",
+        "http:///x",
+        "http://?x",
+        "http://.",
+        "http://./",
+        "http://..",
+        "http://a..b/",
+        "http://example.com../",
+        "http://.example.com/",
+        "http://exa mple.com/",
+        " http://example.com/",
+        "http://example.com/ ",
+        "http://example.com/a b",
+        "http://example.com/\t",
+        "http://exam\tple.com/",
+        "http://example.com/\r\nX: y",
+        "http://example.com\n",
+        "http://example.com/\x00",
+        "http://example.com/\x7f",
+        "http://a@127.0.0.1/",
+        "http://user:pass@example.com/",
+        "http://@example.com/",
+        "http://example.com@/",
+        "http://example.com:80@evil.com/",
+        "http://evil.com\\@example.com/",
+        "http://example.com\\.evil.com/",
+        "http:\\\\example.com/",
+        "http://example.com/\\",
+        "http://example.com:/",
+        "http://example.com:0/",
+        "http://example.com:65536/",
+        "http://example.com:99999/",
+        "http://example.com:+80/",
+        "http://example.com:-80/",
+        "http://example.com:080/",
+        "http://example.com:80:80/",
+        "http://example.com:8_0/",
+        "http://example.com:http/",
+        "http://example.com:1000000000000000000000/",
+        "http://127.1/",
+        "http://0/",
+        "http://0x7f.1/",
+        "http://0x7f000001/",
+        "http://0X7F000001/",
+        "http://127.0.0x1/",
+        "http://0x/",
+        "http://2130706433/",
+        "http://0177.0.0.1/",
+        "http://017700000001/",
+        "http://127.0.0.01/",
+        "http://127.0.0.1./",
+        "http://127.0.0.256/",
+        "http://1.2.3/",
+        "http://1.2.3.4.5/",
+        "http://example.1/",
+        "http://\uff11\uff12\uff17.0.0.1/",
+        "http://①②⑦.⓪.⓪.①/",
+        "http://127\u30020.0.1/",
+        "http://exämple.com/",
+        "http://example.com/ä",
+        "http://[::1/",
+        "http://::1/",
+        "http://[]/",
+        "http://[::1]x/",
+        "http://x[::1]/",
+        "http://[::1]:/",
+        "http://[::1]80/",
+        "http://[fe80::1%25eth0]/",
+        "http://[fe80::1%eth0]/",
+        "http://[127.0.0.1]/",
+        "http://[example.com]/",
+        "http://[v1.x]/",
+        "http://[::1].example.com/",
+        "http://%31%32%37.0.0.1/",
+        "http://example.com%00.evil.com/",
+        "http://example.com%2f@evil.com/",
+        "http://exa*mple.com/",
+        "http://a,b/",
+        "http://" + "a" * 64 + ".com/",
+        "http://" + "a." * 127 + "com/",
+        "http://example.com/" + "x" * 2048,
+    ],
+)
+def test_a_doubtful_url_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_url(text)
+    assert caught.value.field == "callback_url"
+
+
+def test_the_field_is_the_doors_own_and_the_longest_url_is_fine() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_url("nonsense", "callbackUrl")
+    assert caught.value.field == "callbackUrl"
+    assert len(parse_url("http://example.com/".ljust(2048, "x")).target) == 2048 - len("http://example.com")
+
+
+@given(st.text(max_size=60).map(lambda tail: f"http://{tail}") | st.text(max_size=60))
+def test_any_text_is_parsed_or_refused_and_what_is_parsed_is_safe_to_send(text: str) -> None:
+    try:
+        url = parse_url(text)
+    except InvalidInput:
+        return
+    sent = f"{url.authority}{url.target}"
+    assert sent.isascii()
+    assert sent.isprintable()
+    assert " " not in sent
+    assert url.target.startswith("/")
+
+
+# The addresses.
+
+CLOSED = [
+    "0.0.0.0",
+    "0.1.2.3",
+    "10.0.0.5",
+    "100.64.0.1",
+    "100.100.100.200",
+    "127.0.0.1",
+    "127.255.255.254",
+    "168.63.129.16",
+    "169.254.169.254",
+    "172.16.0.1",
+    "172.31.255.255",
+    "192.0.0.192",
+    "192.0.2.1",
+    "192.88.99.1",
+    "192.168.1.1",
+    "198.18.0.1",
+    "198.19.255.255",
+    "198.51.100.1",
+    "203.0.113.1",
+    "224.0.0.1",
+    "239.255.255.255",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "::127.0.0.1",
+    "::ffff:127.0.0.1",
+    "::ffff:8.8.8.8",
+    "::ffff:0:127.0.0.1",
+    "64:ff9b::a9fe:a9fe",
+    "64:ff9b:1::1",
+    "100::1",
+    "2001::1",
+    "2001:1::1",
+    "2001:db8::1",
+    "2002:7f00:1::",
+    "2620:4f:8000::1",
+    "3fff::1",
+    "4000::1",
+    "5f00::1",
+    "fc00::1",
+    "fd00:ec2::254",
+    "fe80::1",
+    "fe80::1%eth0",
+    "fec0::1",
+    "ff02::1",
+]
+OPEN = ["1.1.1.1", "8.8.8.8", "172.15.0.1", "172.32.0.1", "100.63.0.1", "100.128.0.1", "223.255.255.255"]
+OPEN += ["2606:4700:4700::1111", "2a00:1450:4001::1", "2001:200::1", "2001:4860:4860::8888"]
+
+
+@pytest.mark.parametrize("address", CLOSED)
+def test_by_default_nothing_inside_is_open(address: str, clock: Any) -> None:
+    assert not Egress(clock).allowed(address)
+
+
+@pytest.mark.parametrize("address", OPEN)
+def test_the_public_internet_is_open(address: str, clock: Any) -> None:
+    assert Egress(clock).allowed(address)
+    assert Egress(clock, allow_loopback=True).allowed(address)
+    assert Egress(clock, allow=["10.0.0.0/8"]).allowed(address)
+
+
+def test_what_is_not_an_address_is_closed_even_when_all_is_open(clock: Any) -> None:
+    for text in ("", "localhost", "127.1", "0x7f.1", "1.2.3.4/32", "[::1]", "2130706433"):
+        assert not Egress(clock, allow_all=True).allowed(text)
+
+
+def test_everything_can_be_opened(clock: Any) -> None:
+    egress = Egress(clock, allow_all=True)
+    assert all(egress.allowed(address) for address in CLOSED)
+
+
+def test_loopback_alone_can_be_opened(clock: Any) -> None:
+    egress = Egress(clock, allow_loopback=True)
+    opened = [address for address in CLOSED if egress.allowed(address)]
+    assert opened == ["127.0.0.1", "127.255.255.254", "::1", "::ffff:127.0.0.1"]
+
+
+def test_a_list_opens_what_it_names_in_every_spelling_and_no_more(clock: Any) -> None:
+    egress = Egress(clock, allow=["10.0.0.0/8", " fd00:ec2::/32", "192.168.1.1"])
+    opened = [address for address in CLOSED if egress.allowed(address)]
+    assert opened == ["10.0.0.5", "192.168.1.1", "fd00:ec2::254"]
+    assert egress.allowed("::ffff:10.1.2.3")
+    assert not egress.allowed("::ffff:192.168.1.2")
+
+
+def test_a_bad_list_stops_the_start(clock: Any) -> None:
+    with pytest.raises(SettingsError, match="DUETIME_ALLOW_PRIVATE_TARGETS"):
+        Egress(clock, allow=["10.0.0.0/33"])
+
+
+def test_a_refusal_says_what_opens_it(clock: Any) -> None:
+    with pytest.raises(Refused, match=r"^10\.0\.0\.5 is a private address; DUETIME_ALLOW_PRIVATE_TARGETS opens it$"):
+        Egress(clock).check(parse_url("http://10.0.0.5/"))
+    Egress(clock).check(parse_url("http://1.1.1.1/"))
+    Egress(clock).check(parse_url("http://localhost/"))  # a name is judged at each attempt
+
+
+# Names.
+
+
+def test_literals_are_judged_without_a_lookup(run: Callable[..., Any], clock: Any, dns: dict[str, list[str]]) -> None:
+    async def main() -> None:
+        egress = Egress(clock)
+        assert await egress.resolve(parse_url("http://1.1.1.1/")) == ["1.1.1.1"]
+        assert await egress.resolve(parse_url("http://[2606:4700::1]/")) == ["2606:4700::1"]
+        for text in ("http://127.0.0.1/", "http://[::1]/", "http://[::ffff:7f00:1]/", "http://169.254.169.254/latest"):
+            for _ in range(2):  # the second time it is remembered
+                with pytest.raises(Refused):
+                    await egress.resolve(parse_url(text))
+        await egress.close()
+
+    run(main())
+    assert dns[""] == []
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ["127.0.0.1"],
+        ["::1"],
+        ["169.254.169.254"],
+        ["1.1.1.1", "10.0.0.1"],
+        ["10.0.0.1", "1.1.1.1"],
+        ["1.1.1.1", "2606:4700::1", "::ffff:127.0.0.1"],
+        [f"1.1.1.{n}" for n in range(1, 20)] + ["127.0.0.1"],
+    ],
+)
+def test_one_closed_address_closes_the_name(
+    addresses: list[str], run: Callable[..., Any], clock: Any, dns: dict[str, list[str]]
+) -> None:
+    dns["metadata.google.internal"] = addresses
+
+    async def main() -> None:
+        egress = Egress(clock)
+        for _ in range(2):
+            with pytest.raises(Refused, match="metadata.google.internal resolves to"):
+                await egress.resolve(parse_url("http://metadata.google.internal/"))
+            assert egress.known(parse_url("http://metadata.google.internal/")) is None
+        await egress.close()
+
+    run(main())
+
+
+def test_addresses_keep_their_order_lose_repeats_and_are_few(
+    run: Callable[..., Any], clock: Any, dns: dict[str, list[str]]
+) -> None:
+    dns["example.com"] = ["2606:4700::1", "1.1.1.1", "2606:4700::1"]
+    dns["many.example"] = [f"1.1.1.{n}" for n in range(1, 100)]
+
+    async def main() -> None:
+        egress = Egress(clock)
+        assert await egress.resolve(parse_url("http://example.com/")) == ["2606:4700::1", "1.1.1.1"]
+        assert len(await egress.resolve(parse_url("http://many.example/"))) == module.ADDRESSES_MAX
+        await egress.close()
+
+    run(main())
+
+
+def test_a_name_is_judged_again_when_its_result_is_old(
+    run: Callable[..., Any], clock: Any, dns: dict[str, list[str]]
+) -> None:
+    url = parse_url("http://rebind.example/")
+
+    async def main() -> None:
+        egress = Egress(clock)
+        dns["rebind.example"] = ["1.1.1.1"]
+        assert await egress.resolve(url) == ["1.1.1.1"]
+        dns["rebind.example"] = ["127.0.0.1"]
+        clock.seconds += module.RESULT_SECONDS - 0.1
+        assert egress.known(url) == ["1.1.1.1"]
+        assert await egress.resolve(url) == ["1.1.1.1"]  # and that one, not the new one, is connected to
+        clock.seconds += 0.2
+        assert egress.known(url) is None
+        with pytest.raises(Refused):
+            await egress.resolve(url)
+        dns["rebind.example"] = ["1.0.0.1"]
+        clock.seconds += module.RESULT_SECONDS
+        assert await egress.resolve(url) == ["1.0.0.1"]
+        await egress.close()
+
+    run(main())
+    assert dns[""] == ["rebind.example"] * 3
+
+
+def test_a_name_without_an_address_is_not_an_error_of_ours(
+    run: Callable[..., Any], clock: Any, dns: dict[str, list[str]]
+) -> None:
+    dns["empty.example"] = []
+
+    async def main() -> None:
+        egress = Egress(clock)
+        for _ in range(2):
+            with pytest.raises(Unresolved, match="gone.example was not resolved: Name or service not known"):
+                await egress.resolve(parse_url("http://gone.example/"))
+        with pytest.raises(Unresolved, match="no address"):
+            await egress.resolve(parse_url("http://empty.example/"))
+        await egress.close()
+
+    run(main())
+    assert dns[""] == ["gone.example", "empty.example"]
+
+
+def test_callers_share_a_lookup_and_one_that_gives_up_leaves_it_to_the_others(
+    run: Callable[..., Any], clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    lookups = []
+
+    def lookup(host: bytes, *_: object, **__: object) -> list[tuple[Any, ...]]:
+        lookups.append(host)
+        go_on.wait(10)
+        return addresses_of("1.1.1.1")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+
+    async def main() -> None:
+        egress = Egress(clock)
+        url = parse_url("http://slow.example/")
+        callers = [asyncio.create_task(egress.resolve(url)) for _ in range(10)]
+        await asyncio.sleep(0)
+        callers[0].cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        results = await asyncio.gather(*callers, return_exceptions=True)
+        assert isinstance(results[0], asyncio.CancelledError)
+        assert results[1:] == [["1.1.1.1"]] * 9
+        await egress.close()
+
+    run(main())
+    assert lookups == [b"slow.example"]
+
+
+def test_a_lookup_that_hangs_costs_its_own_caller_only(
+    run: Callable[..., Any], clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def lookup(host: bytes, *_: object, **__: object) -> list[tuple[Any, ...]]:
+        if host.startswith(b"hangs"):
+            go_on.wait(10)
+        return addresses_of("1.1.1.1")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    monkeypatch.setattr(module, "LOOKUP_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(module, "LOOKUPS_PENDING_MAX", 2)
+
+    async def main() -> None:
+        egress = Egress(clock)
+        with pytest.raises(Unresolved, match="within"):
+            await egress.resolve(parse_url("http://hangs.example/"))
+        assert await egress.resolve(parse_url("http://fine.example/")) == ["1.1.1.1"]
+        with pytest.raises(Unresolved, match="within"):
+            await egress.resolve(parse_url("http://hangs2.example/"))
+        with pytest.raises(Unresolved, match="lookups are waiting"):
+            await egress.resolve(parse_url("http://other.example/"))
+        await egress.close()
+        go_on.set()
+
+    run(main())
+
+
+def test_results_are_bounded(
+    run: Callable[..., Any], clock: Any, dns: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESULTS_MAX", 3)
+
+    async def main() -> None:
+        egress = Egress(clock)
+        for n in range(10):
+            await egress.resolve(parse_url(f"http://1.1.1.{n}/"))
+        assert len(egress._results) == 3
+        assert egress.known(parse_url("http://1.1.1.9/")) == ["1.1.1.9"]
+        await egress.close()
+
+    run(main())

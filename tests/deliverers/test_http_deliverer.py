@@ -1,0 +1,543 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from standardwebhooks import Webhook
+
+from duetime.deliverer import Deliverer
+from duetime.deliverers.egress import Egress
+from duetime.deliverers.http import HttpDeliverer, body_of
+from duetime.deliverers.signing import to_text
+from duetime.model import (
+    ABSENT,
+    BodyFormat,
+    Definition,
+    HttpTarget,
+    NatsTarget,
+    Outcome,
+    OutcomeKind,
+    Status,
+    Target,
+    Timer,
+)
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n" + b'{"ok":true}'
+
+
+def timer_for(
+    target: Target | str,
+    *,
+    payload: Raw = ABSENT,
+    body: BodyFormat = BodyFormat.PAYLOAD,
+    attempt: int = 1,
+    id: str = "t-1",
+    namespace: str = "default",
+    firing: int = 7,
+) -> Timer:
+    if isinstance(target, str):
+        target = HttpTarget(url=target)
+    return Timer(
+        namespace=namespace,
+        id=id,
+        shard=0,
+        definition=Definition(target=target, payload=payload, body=body),
+        execute_at=1_700_000_000_123,
+        fire_at=1_700_000_000_123,
+        created_at=1,
+        updated_at=1,
+        revision=9,
+        firing=firing,
+        attempt=attempt,
+        status=Status.EXECUTING,
+    )
+
+
+def deliverer_for(clock: Any, keys: Sequence[bytes] = (), **policy: Any) -> HttpDeliverer:
+    egress = Egress(clock, **(policy or {"allow_loopback": True}))
+    return HttpDeliverer(egress=egress, clock=clock, keys_of=lambda namespace: keys, version="9.8.7")
+
+
+def taken_apart(request: bytes) -> tuple[str, dict[str, str], bytes]:
+    head, _, body = request.partition(b"\r\n\r\n")
+    line, *headers = head.decode("utf-8").split("\r\n")
+    names = [header.partition(": ")[0].lower() for header in headers]
+    assert len(names) == len(set(names)), "a header came twice"
+    return line, {name: header.partition(": ")[2] for name, header in zip(names, headers, strict=True)}, body
+
+
+@pytest.fixture
+def exchange(run: Callable[..., Any], Peer: Any, clock: Any) -> Callable[..., tuple[Outcome, bytes]]:
+    """What one delivery brought, and what the receiver saw."""
+
+    def exchange(answer: bytes = OK, keys: Sequence[bytes] = (), **changes: Any) -> tuple[Outcome, bytes]:
+        seen: list[bytes] = []
+
+        async def script(line: Any) -> None:
+            seen.append(await line.answer(answer))
+
+        async def main() -> Outcome:
+            deliverer = deliverer_for(clock, keys)
+            async with Peer(script) as peer:
+                method = changes.pop("method", "POST")
+                headers = changes.pop("headers", {})
+                path = changes.pop("path", "/hook?a=b")
+                target = HttpTarget(url=f"http://127.0.0.1:{peer.port}{path}", method=method, headers=headers)
+                outcome = await deliverer.deliver(timer_for(target, **changes), 10_000)
+                await deliverer.close()
+            return outcome
+
+        outcome = run(main())
+        assert isinstance(outcome, Outcome)
+        return outcome, seen[0]
+
+    return exchange
+
+
+# The request.
+
+
+def test_it_is_a_deliverer(clock: Any) -> None:
+    _: Deliverer = deliverer_for(clock)
+
+
+def test_the_request_line_and_headers(exchange: Callable[..., tuple[Outcome, bytes]]) -> None:
+    outcome, request = exchange(payload=Raw(b'{"a": 1}'), attempt=3, headers={"X-Own": "yes"}, method="PUT")
+    assert outcome == Outcome(kind=OutcomeKind.ANSWERED, status=200, body=b'{"ok":true}')
+    line, headers, body = taken_apart(request)
+    assert line == "PUT /hook?a=b HTTP/1.1"
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", headers.pop("host"))
+    delivery_id = timer_for("http://x/").delivery_id
+    trace = headers.pop("traceparent")
+    assert re.fullmatch(rf"00-{delivery_id.replace('-', '')}-(?!0{{16}})[0-9a-f]{{16}}-01", trace)
+    assert headers == {
+        "content-type": "application/json",
+        "user-agent": "timer-platform/0.1.0 duetime/9.8.7",
+        "x-own": "yes",
+        "webhook-id": delivery_id,
+        "webhook-timestamp": "1700000000",
+        "duetime-attempt": "3",
+        "duetime-timer": "default/t-1",
+        "content-length": "8",
+    }
+    assert body == b'{"a": 1}'
+
+
+def test_attempts_of_a_firing_share_the_id_and_the_trace_and_have_spans_of_their_own(
+    exchange: Callable[..., tuple[Outcome, bytes]],
+) -> None:
+    one, two, again, other = (
+        taken_apart(exchange(attempt=attempt, firing=firing)[1])[1]
+        for attempt, firing in ((1, 7), (2, 7), (2, 7), (1, 8))
+    )
+    assert one["webhook-id"] == two["webhook-id"] != other["webhook-id"]
+    spans = [headers["traceparent"].split("-") for headers in (one, two, again, other)]
+    assert spans[0][1] == spans[1][1] != spans[3][1]
+    assert spans[0][2] != spans[1][2] == spans[2][2]
+
+
+def test_a_timers_own_headers_replace_ours_where_that_is_harmless(
+    exchange: Callable[..., tuple[Outcome, bytes]],
+) -> None:
+    own = {"content-TYPE": "text/plain", "User-agent": "me", "Traceparent": "00-1-2-00", "Authorization": "Bearer ü"}
+    _, headers, _ = taken_apart(exchange(headers=own)[1])
+    assert headers["content-type"] == "text/plain"
+    assert headers["user-agent"] == "me"
+    assert headers["traceparent"] == "00-1-2-00"
+    assert headers["authorization"] == "Bearer ü"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "x"},
+        {"content-length": "0"},
+        {"Transfer-Encoding": "chunked"},
+        {"CONNECTION": "close"},
+        {"webhook-id": "x"},
+        {"Webhook-Signature": "x"},
+        {"webhook-timestamp": "x"},
+        {"Duetime-Attempt": "x"},
+        {"X": "a\r\nHost: evil"},
+        {"X": "a\nb"},
+        {"X": "a\0b"},
+        {"X\r\nY": "a"},
+        {"X Y": "a"},
+        {"X:": "a"},
+        {"": "a"},
+    ],
+)
+def test_a_header_that_would_change_the_request_stops_it(
+    run: Callable[..., Any], clock: Any, headers: dict[str, str]
+) -> None:
+    async def main() -> None:
+        deliverer = deliverer_for(clock)
+        outcome = await deliverer.deliver(timer_for(HttpTarget(url="http://127.0.0.1:1/", headers=headers)), 1000)
+        assert outcome.kind is OutcomeKind.REFUSED
+        assert "callback_headers" in (outcome.error or "")
+        await deliverer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("id", "shown"),
+    [
+        ("plain-1.2:3", "default/plain-1.2:3"),
+        ("50% off", "default/50%25%20off"),
+        ("ü/é", "default/%C3%BC/%C3%A9"),
+        ("a\r\nX: y", "default/a%0D%0AX:%20y"),
+    ],
+)
+def test_the_timers_name_is_always_a_legal_header(
+    exchange: Callable[..., tuple[Outcome, bytes]], id: str, shown: str
+) -> None:
+    _, headers, _ = taken_apart(exchange(id=id)[1])
+    assert headers["duetime-timer"] == shown
+    assert "x" not in headers
+
+
+def test_signatures_hold_for_each_key_and_are_fresh_at_each_attempt(
+    run: Callable[..., Any], Peer: Any, clock: Any
+) -> None:
+    old, new = b"o" * 32, b"n" * 24
+    clock.ms = int(datetime.now(UTC).timestamp() * 1000)  # the official package looks at the real clock
+    seen: list[bytes] = []
+
+    async def script(line: Any) -> None:
+        for _ in range(2):
+            seen.append(await line.answer(OK))
+
+    async def main() -> None:
+        deliverer = deliverer_for(clock, [new, old])
+        async with Peer(script) as peer:
+            for attempt in (1, 2):
+                timer = timer_for(f"http://127.0.0.1:{peer.port}/", payload=Raw(b'{"a": 1}'), attempt=attempt)
+                assert (await deliverer.deliver(timer, 10_000)).status == 200
+                clock.ms += 5_000
+            await deliverer.close()
+
+    run(main())
+    timestamps = []
+    for request in seen:
+        _, headers, body = taken_apart(request)
+        for key in (old, new):
+            assert Webhook(to_text(key)).verify(body, headers) == {"a": 1}
+        timestamps.append(int(headers["webhook-timestamp"]))
+    assert timestamps[1] == timestamps[0] + 5
+
+
+def test_without_a_key_nothing_is_signed(exchange: Callable[..., tuple[Outcome, bytes]]) -> None:
+    assert "webhook-signature" not in taken_apart(exchange()[1])[1]
+
+
+# The body.
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        (ABSENT, b""),
+        (Raw(b"null"), b"null"),
+        (Raw(b'{ "a" :  1.0 }'), b'{ "a" :  1.0 }'),
+        (Raw('"ü"'.encode()), '"ü"'.encode()),
+    ],
+)
+def test_a_payload_goes_out_byte_for_byte(
+    exchange: Callable[..., tuple[Outcome, bytes]], payload: Raw, expected: bytes
+) -> None:
+    _, headers, body = taken_apart(exchange(payload=payload)[1])
+    assert body == expected
+    assert headers["content-length"] == str(len(expected))
+
+
+@pytest.mark.parametrize(
+    ("payload", "raw"), [(ABSENT, b"null"), (Raw(b"null"), b"null"), (Raw(b'{"n": 1.0}'), b'{"n": 1.0}')]
+)
+def test_an_envelope_holds_the_payload_as_it_is(payload: Raw, raw: bytes) -> None:
+    body = body_of(timer_for("http://x/", payload=payload, body=BodyFormat.ENVELOPE, attempt=2, id='a"ü'))
+    assert raw in body
+    assert json.loads(body) == {
+        "id": 'a"ü',
+        "namespace": "default",
+        "executeAt": "2023-11-14T22:13:20.123Z",
+        "attempt": 2,
+        "payload": json.loads(raw),
+    }
+
+
+# The outcome.
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(200, None), (299, None), (302, "HTTP 302"), (404, "HTTP 404"), (500, "HTTP 500")]
+)
+def test_a_status_becomes_an_outcome(
+    exchange: Callable[..., tuple[Outcome, bytes]], status: int, error: str | None
+) -> None:
+    answer = b"HTTP/1.1 %d X\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 2\r\n\r\nhm" % status
+    outcome, _ = exchange(answer)
+    assert outcome == Outcome(kind=OutcomeKind.ANSWERED, status=status, body=b"hm", error=error)
+
+
+NOW = datetime.fromtimestamp(1_700_000_000, UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "wait_ms"),
+    [
+        ("0", 0),
+        ("120", 120_000),
+        (" 5 ", 5_000),
+        (format_datetime(NOW + timedelta(seconds=90), usegmt=True), 90_000),
+        (format_datetime(NOW - timedelta(days=1), usegmt=True), 0),
+        ("Tue, 14 Nov 2023 22:14:00 -0000", 40_000),
+        ("9" * 50, 366 * 24 * 3600 * 1000),
+        ("-1", None),
+        ("1.5", None),
+        ("soon", None),
+        ("", None),
+        ("Tue, 99 Nov 2023 22:14:00 GMT", None),
+        ("\xb2", None),
+    ],
+)
+def test_retry_after(exchange: Callable[..., tuple[Outcome, bytes]], text: str, wait_ms: int | None) -> None:
+    answer = b"HTTP/1.1 503 X\r\nRetry-After: %b\r\nContent-Length: 0\r\n\r\n" % text.encode("latin-1")
+    assert exchange(answer)[0].retry_after_ms == wait_ms
+
+
+def test_a_receiver_that_does_not_answer(run: Callable[..., Any], Peer: Any, clock: Any) -> None:
+    async def script(line: Any) -> None:
+        await line.closed()
+
+    async def main() -> None:
+        deliverer = deliverer_for(clock)
+        async with Peer(script) as peer:
+            outcome = await deliverer.deliver(timer_for(f"http://127.0.0.1:{peer.port}/"), 50)
+            assert outcome == Outcome(kind=OutcomeKind.TIMED_OUT, error="no answer within 50ms")
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
+            await asyncio.sleep(0)  # and no cancellation is left over for what comes next
+        await deliverer.close()
+
+    run(main())
+
+
+def test_a_name_that_takes_too_long_is_a_timeout_as_well(
+    run: Callable[..., Any], clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: go_on.wait(10) and [])
+
+    async def main() -> None:
+        deliverer = deliverer_for(clock)
+        outcome = await deliverer.deliver(timer_for("http://slow.example/"), 50)
+        assert outcome.kind is OutcomeKind.TIMED_OUT
+        await deliverer.close()
+        go_on.set()
+
+    run(main())
+
+
+def test_a_cancellation_from_outside_is_passed_on(run: Callable[..., Any], Peer: Any, clock: Any) -> None:
+    arrived = asyncio.Event()
+
+    async def script(line: Any) -> None:
+        await line.request()
+        arrived.set()
+        await line.closed()
+
+    async def main() -> None:
+        deliverer = deliverer_for(clock)
+        async with Peer(script) as peer:
+            task = asyncio.create_task(deliverer.deliver(timer_for(f"http://127.0.0.1:{peer.port}/"), 10_000))
+            await arrived.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await deliverer.close()
+
+    run(main())
+
+
+def test_a_cancellation_from_outside_wins_over_a_limit_reached_at_the_same_time(
+    run: Callable[..., Any], Peer: Any, clock: Any
+) -> None:
+    async def script(line: Any) -> None:
+        await line.closed()
+
+    async def main() -> None:
+        deliverer = deliverer_for(clock)
+        async with Peer(script) as peer:
+
+            async def both() -> Outcome:
+                task = asyncio.current_task()
+                assert task is not None
+                asyncio.get_running_loop().call_later(0.03, task.cancel)
+                return await deliverer.deliver(timer_for(f"http://127.0.0.1:{peer.port}/"), 30)
+
+            task = asyncio.create_task(both())
+            await asyncio.wait((task,))
+            # Either came first. When both did, the one from outside must not be swallowed.
+            assert task.cancelled() or task.result().kind is OutcomeKind.TIMED_OUT
+        await deliverer.close()
+
+    run(main())
+
+
+def test_a_cancellation_inside_a_callers_own_timeout_is_the_callers(
+    run: Callable[..., Any], Peer: Any, clock: Any
+) -> None:
+    async def script(line: Any) -> None:
+        await line.closed()
+
+    async def main() -> None:
+        deliverer = deliverer_for(clock)
+        async with Peer(script) as peer:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.03):
+                    await deliverer.deliver(timer_for(f"http://127.0.0.1:{peer.port}/"), 10_000)
+        await deliverer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "error"),
+    [
+        (HttpTarget(url="http://127.0.0.1/"), OutcomeKind.REFUSED, "loopback"),
+        (HttpTarget(url="http://[::ffff:10.0.0.1]/"), OutcomeKind.REFUSED, "disguise"),
+        (HttpTarget(url="http://2130706433/"), OutcomeKind.REFUSED, "callback_url"),
+        (HttpTarget(url="http://a@b/"), OutcomeKind.REFUSED, "callback_url"),
+        (HttpTarget(url="nonsense"), OutcomeKind.REFUSED, "callback_url"),
+        (HttpTarget(url="http://1.1.1.1/", method="CONNECT"), OutcomeKind.REFUSED, "callback_method"),
+        (HttpTarget(url="http://1.1.1.1/", method="POST / HTTP/1.1\r\nX: "), OutcomeKind.REFUSED, "callback_method"),
+        (NatsTarget(subject="a.b"), OutcomeKind.REFUSED, "not an HTTP target"),
+        (HttpTarget(url="http://inside.example/"), OutcomeKind.REFUSED, "inside.example resolves to 10.0.0.1"),
+        (HttpTarget(url="http://gone.example/"), OutcomeKind.UNREACHABLE, "gone.example was not resolved"),
+    ],
+)
+def test_what_does_not_go_out_says_why(
+    run: Callable[..., Any],
+    clock: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    target: Target,
+    kind: OutcomeKind,
+    error: str,
+) -> None:
+    def lookup(host: bytes, *_: object, **__: object) -> list[Any]:
+        if host == b"inside.example":
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))]
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+
+    async def main() -> None:
+        deliverer = deliverer_for(clock, allow_loopback=False)
+        outcome = await deliverer.deliver(timer_for(target), 10_000)
+        assert outcome.kind is kind
+        assert error in (outcome.error or "")
+        await deliverer.close()
+
+    run(main())
+
+
+def test_nobody_listens(run: Callable[..., Any], clock: Any) -> None:
+    async def main() -> None:
+        deliverer = deliverer_for(clock)
+        with socket.socket() as bound:
+            bound.bind(("127.0.0.1", 0))
+            outcome = await deliverer.deliver(timer_for(f"http://127.0.0.1:{bound.getsockname()[1]}/"), 10_000)
+        assert outcome == Outcome(kind=OutcomeKind.UNREACHABLE, error="connection refused")
+        await deliverer.close()
+
+    run(main())
+
+
+def test_a_bug_of_ours_is_an_outcome_and_a_log_entry(
+    run: Callable[..., Any], clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def keys_of(namespace: str) -> Sequence[bytes]:
+        raise KeyError(namespace)
+
+    async def main() -> None:
+        egress = Egress(clock, allow_loopback=True)
+        deliverer = HttpDeliverer(egress=egress, clock=clock, keys_of=keys_of, version="1")
+        outcome = await deliverer.deliver(timer_for("http://127.0.0.1:9/"), 10_000)
+        assert outcome == Outcome(kind=OutcomeKind.UNREACHABLE, error="internal error: KeyError")
+        await deliverer.close()
+
+    run(main())
+    assert [record.levelno for record in caplog.records if record.name.startswith("duetime")] == [logging.ERROR]
+
+
+# The guard and the client together.
+
+
+def test_the_connection_goes_to_the_address_that_was_judged(
+    run: Callable[..., Any], Peer: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that changes its address after the check, as an attacker's would."""
+    answers = [["127.0.0.1"], ["127.0.0.2"]]
+    asked = []
+
+    def lookup(host: bytes, *_: object, **__: object) -> list[Any]:
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, 0)) for a in answers[min(len(asked) - 1, 1)]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    seen: list[bytes] = []
+
+    async def script(line: Any) -> None:
+        seen.append(await line.answer(OK))
+        seen.append(await line.answer(OK))
+        await line.closed()
+
+    async def main() -> None:
+        deliverer = deliverer_for(clock, allow=["127.0.0.1/32"])
+        async with Peer(script) as peer:
+            timer = timer_for(f"http://rebind.example:{peer.port}/")
+            assert (await deliverer.deliver(timer, 10_000)).status == 200
+            assert (await deliverer.deliver(timer, 10_000)).status == 200
+            assert asked == [b"rebind.example"]  # judged and connected to by one and the same lookup
+            clock.seconds += 60
+            outcome = await deliverer.deliver(timer, 10_000)
+            # The open connection to the old address is no way around the guard.
+            assert outcome.kind is OutcomeKind.REFUSED
+            assert "127.0.0.2" in (outcome.error or "")
+            await deliverer.close()
+        assert taken_apart(seen[0])[1]["host"] == f"rebind.example:{peer.port}"
+
+    run(main())
+
+
+def test_destinations_are_told_apart_by_scheme_host_and_port(clock: Any) -> None:
+    deliverer = deliverer_for(clock)
+
+    def of(url: str) -> str:
+        return deliverer.destination(HttpTarget(url=url))
+
+    assert of("http://Example.com/a") == of("http://example.com:80/b?c") == "http://example.com:80"
+    assert of("https://example.com/") == "https://example.com:443"
+    assert of("http://[::1]:81/") == "http://[::1]:81"
+    assert of("nonsense").startswith("invalid")
+    assert deliverer.destination(NatsTarget(subject="x")).startswith("invalid")
+
+
+def test_targets_with_long_headers_are_not_remembered(clock: Any) -> None:
+    deliverer = deliverer_for(clock)
+    for n in range(3):
+        deliverer.destination(HttpTarget(url="http://example.com/", headers={"X": f"{n}" * 5000}))
+        deliverer.destination(HttpTarget(url=f"http://example.com/{n}"))
+    assert deliverer._cached_route.cache_info().currsize == 3

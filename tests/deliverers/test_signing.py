@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from base64 import b64decode
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from duetime.deliverers.signing import new_secret, sign, to_text
+
+ID = "b39da2b4-bd6e-8c69-9e27-4ea6c5a0f7b8"
+
+
+@given(key=st.binary(min_size=1, max_size=80), body=st.text(st.characters(exclude_categories=["Cs"])))
+def test_the_official_package_agrees(key: bytes, body: str) -> None:
+    at = datetime(2026, 1, 31, 9, tzinfo=UTC)
+    official = Webhook(to_text(key)).sign(ID, at, body)
+    assert sign([key], ID, int(at.timestamp()), body.encode()) == official
+
+
+def test_a_receiver_with_either_key_accepts_and_one_with_another_does_not() -> None:
+    old, new = new_secret(), new_secret()
+    now_s = int(datetime.now(UTC).timestamp())
+    signature = sign([new, old], ID, now_s, b'{"a":1}')
+    headers = {"webhook-id": ID, "webhook-timestamp": str(now_s), "webhook-signature": signature}
+    for key in (old, new):
+        assert Webhook(to_text(key)).verify(b'{"a":1}', headers) == {"a": 1}
+    with pytest.raises(WebhookVerificationError):
+        Webhook(to_text(new_secret())).verify(b'{"a":1}', headers)
+    with pytest.raises(WebhookVerificationError):
+        Webhook(to_text(old)).verify(b'{"a":2}', headers)
+
+
+def test_secrets_are_long_random_and_readable_back() -> None:
+    keys = {new_secret() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(24 <= len(key) <= 64 for key in keys)
+    key = keys.pop()
+    assert to_text(key).startswith("whsec_")
+    assert b64decode(to_text(key).removeprefix("whsec_")) == key

@@ -1,0 +1,321 @@
+"""One engine on the memory store and virtual time: each step seen by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from duetime.engine.engine import Engine, EngineOptions
+from duetime.errors import StoreIndeterminate
+from duetime.lifecycle import LOST_MAX
+from duetime.model import Definition, HttpTarget, Outcome, OutcomeKind, RetryPolicy, Status, Target, Timer
+from duetime.service import Service
+from duetime.store import Begun
+from duetime.stores.memory import MemoryStore
+from duetime.telemetry import Telemetry
+from tests.simulation.world import Machine, VirtualLoop
+
+OK = Outcome(kind=OutcomeKind.ANSWERED, status=200, body=b'{"ok": true}')
+MISS = Outcome(kind=OutcomeKind.UNREACHABLE, error="connection refused")
+
+
+class Deliverer:
+    """Notes what is sent and answers what ``answers`` says for the timer."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, int]] = []
+        self.under_way = 0
+        self.under_way_max = 0
+        self.answers: Callable[[Timer], Outcome] = lambda timer: OK
+        self.seconds: Callable[[Timer], float] = lambda timer: 0.01
+
+    async def deliver(self, timer: Timer, timeout_ms: int) -> Outcome:
+        self.sent.append((timer.id, timer.attempt))
+        self.under_way += 1
+        self.under_way_max = max(self.under_way, self.under_way_max)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await asyncio.sleep(self.seconds(timer))
+        except TimeoutError:
+            return Outcome(kind=OutcomeKind.TIMED_OUT, error="no answer")
+        finally:
+            self.under_way -= 1
+        return self.answers(timer)
+
+    async def check(self, target: Target) -> None:
+        pass
+
+    def destination(self, target: Target) -> str:
+        assert isinstance(target, HttpTarget)
+        return target.url
+
+    async def close(self) -> None:
+        pass
+
+
+class Scene:
+    def __init__(self, **options: Any) -> None:
+        self.clock = Machine()
+        self.store = MemoryStore(self.clock, shards=8)
+        self.deliverer = Deliverer()
+        self.telemetry = Telemetry()
+        self.engine = Engine(
+            self.store,
+            {HttpTarget: self.deliverer},
+            self.clock,
+            self.telemetry,
+            EngineOptions(**{"lease_ms": 3_000, **options}),
+            uniform=lambda a, b: b,
+        )
+        self.service = Service(self.store, {HttpTarget: self.deliverer}, self.clock, self.engine.nudge)
+
+    async def start(self) -> None:
+        await self.service.start()
+        self.running = asyncio.create_task(self.engine.run())
+        await asyncio.sleep(0.1)
+
+    async def stop(self) -> None:
+        self.engine.drain()
+        await self.running
+
+    async def create(self, id: str, *, in_ms: int = 0, host: str = "a", retries: int = 0) -> None:
+        retry = RetryPolicy(max_retries=retries, initial_interval_ms=1_000, jitter=False)
+        definition = Definition(target=HttpTarget(url=f"http://{host}/"), retry=retry, timeout_ms=5_000)
+        at = self.clock.now() + in_ms
+        await self.service.create(namespace="default", id=id, execute_at=at, definition=definition)
+
+    async def status(self, id: str) -> Status:
+        return (await self.service.get("default", id)).status
+
+
+def on_virtual_time(scene: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def test() -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(scene())
+
+    test.__name__, test.__doc__ = scene.__name__, scene.__doc__
+    return test
+
+
+@on_virtual_time
+async def test_a_timer_fires_at_its_time_and_is_completed() -> None:
+    scene = Scene()
+    await scene.start()
+    await scene.create("a", in_ms=60_000)
+    await asyncio.sleep(59.999)
+    assert scene.deliverer.sent == []
+    await asyncio.sleep(0.1)
+    assert scene.deliverer.sent == [("a", 1)]
+    assert await scene.status("a") is Status.COMPLETED
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_nudge_brings_the_look_forward() -> None:
+    scene = Scene(look_interval_ms=10_000)
+    await scene.start()
+    await scene.create("a", in_ms=500)
+    await asyncio.sleep(0.6)
+    assert scene.deliverer.sent == [("a", 1)]
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_lost_nudge_costs_lateness_and_no_timer() -> None:
+    scene = Scene(look_interval_ms=1_000)
+    scene.service._nudge = lambda at: None
+    await scene.start()
+    await scene.create("a", in_ms=500)
+    await asyncio.sleep(2)
+    assert scene.deliverer.sent == [("a", 1)]
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_failed_attempt_is_retried_by_its_policy() -> None:
+    scene = Scene()
+    scene.deliverer.answers = lambda timer: OK if timer.attempt == 3 else MISS
+    await scene.start()
+    await scene.create("a", retries=5)
+    await asyncio.sleep(0.5)
+    assert scene.deliverer.sent == [("a", 1)]
+    await asyncio.sleep(1)
+    assert scene.deliverer.sent == [("a", 1), ("a", 2)]
+    await asyncio.sleep(2)
+    assert await scene.status("a") is Status.COMPLETED
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_one_hanging_destination_does_not_delay_another() -> None:
+    scene = Scene(in_flight_max=40, per_destination_max=5, begin_max=10)
+    scene.deliverer.seconds = lambda timer: 4.0 if "slow" in timer.definition.target.url else 0.01  # type: ignore[union-attr]
+    await scene.start()
+    for n in range(100):
+        await scene.create(f"slow-{n}", host="slow")
+    for n in range(100):
+        await scene.create(f"fast-{n}", host="fast")
+    await asyncio.sleep(1.9)
+    assert sum(id.startswith("fast") for id, _ in scene.deliverer.sent) == 100
+    assert sum(id.startswith("slow") for id, _ in scene.deliverer.sent) == 5
+    await asyncio.sleep(300)
+    assert sorted(id for id, _ in scene.deliverer.sent) == sorted(
+        f"{k}-{n}" for k in ("slow", "fast") for n in range(100)
+    )
+    assert scene.deliverer.under_way_max <= 10
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_broken_destination_gets_its_timers_when_it_is_back() -> None:
+    scene = Scene(per_destination_max=10)
+    down = True
+    scene.deliverer.answers = lambda timer: MISS if down else OK
+    await scene.start()
+    for n in range(60):
+        await scene.create(f"timer-{n}")
+    await asyncio.sleep(4)
+    tried = len(scene.deliverer.sent)
+    assert tried < 60
+    down = False
+    await asyncio.sleep(60)
+    states = [await scene.status(f"timer-{n}") for n in range(60)]
+    assert states.count(Status.COMPLETED) >= 60 - tried
+    assert all(attempt == 1 for _, attempt in scene.deliverer.sent)
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_drain_records_what_is_in_flight_and_releases_the_shards() -> None:
+    scene = Scene()
+    scene.deliverer.seconds = lambda timer: 2.0
+    await scene.start()
+    for n in range(20):
+        await scene.create(f"timer-{n}")
+    await asyncio.sleep(0.5)
+    await scene.create("later", in_ms=100)
+    await scene.stop()
+    assert [await scene.status(f"timer-{n}") for n in range(20)] == [Status.COMPLETED] * 20
+    assert await scene.status("later") is Status.PENDING
+    assert all(shard.owner_id is None for shard in scene.store._shards)
+
+
+@on_virtual_time
+async def test_a_drain_does_not_wait_for_ever() -> None:
+    scene = Scene(drain_ms=1_000)
+    scene.deliverer.seconds = lambda timer: 4.0
+    await scene.start()
+    await scene.create("a")
+    await asyncio.sleep(0.5)
+    await scene.stop()
+    assert await scene.status("a") is Status.EXECUTING
+
+
+@on_virtual_time
+async def test_a_begin_of_unknown_fate_is_never_forgotten() -> None:
+    scene = Scene()
+    begin = scene.store.begin
+    lose = True
+
+    async def lossy(*arguments: Any) -> Begun:
+        nonlocal lose
+        begun = await begin(*arguments)
+        if lose and begun.timers:
+            lose = False
+            raise StoreIndeterminate("the answer was lost")
+        return begun
+
+    scene.store.begin = lossy  # type: ignore[method-assign]
+    await scene.start()
+    await scene.create("a")
+    await asyncio.sleep(20)
+    assert scene.deliverer.sent == [("a", 2)]
+    assert await scene.status("a") is Status.COMPLETED
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_timer_that_takes_its_owners_down_is_failed_in_the_end() -> None:
+    scene = Scene()
+    await scene.start()
+    await scene.create("a", in_ms=1_000)
+    timer = await scene.service.get("default", "a")
+    poisoned = msgspec.structs.replace(
+        timer, status=Status.EXECUTING, attempt=3, lost=LOST_MAX - 1, deadline_at=0, version=0
+    )
+    assert await scene.store.swap(timer, poisoned)
+    await asyncio.sleep(3)
+    after = await scene.service.get("default", "a")
+    assert after.status is Status.FAILED and "never recorded" in str(after.last_error)
+    assert scene.deliverer.sent == []
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_process_that_slept_through_its_lease_sends_nothing() -> None:
+    scene = Scene()
+    await scene.start()
+    await scene.create("a", in_ms=1_000)
+    timer = await scene.service.get("default", "a")
+    begun = (await scene.store.begin(scene.engine.ownership.owner_id, scene.engine.ownership.held(), 1)).timers
+    assert begun == [] and scene.engine.ownership.held()
+    scene.engine.ownership._trusted_until = 0.0
+    scene.engine.dispatcher.dispatch(timer, asyncio.get_running_loop().create_task)
+    await asyncio.sleep(0.1)
+    assert scene.deliverer.sent == []
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_an_instance_whose_clock_is_off_gives_its_shards_up() -> None:
+    scene = Scene()
+    await scene.start()
+    assert scene.engine.ownership.held()
+    scene.clock.skew_ms += 1
+    store_clock = Machine()
+    scene.store._clock = store_clock
+    scene.clock.skew_ms = 5_000
+    await asyncio.sleep(2)
+    assert not scene.engine.ownership.held()
+    scene.clock.skew_ms = 0
+    await asyncio.sleep(2)
+    assert scene.engine.ownership.held()
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_second_instance_takes_its_share_and_gives_it_back() -> None:
+    scene = Scene()
+    await scene.start()
+    assert len(scene.engine.ownership.held()) == 8
+    other = Engine(scene.store, {HttpTarget: scene.deliverer}, scene.clock, Telemetry(), scene.engine.options)
+    running = asyncio.create_task(other.run())
+    await asyncio.sleep(10)
+    mine, theirs = set(scene.engine.ownership.held()), set(other.ownership.held())
+    assert mine | theirs == set(range(8)) and not mine & theirs
+    other.drain()
+    await running
+    await asyncio.sleep(10)
+    assert len(scene.engine.ownership.held()) == 8
+    await scene.stop()
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_what_is_overdue_fires_oldest_first(count: int) -> None:
+    async def scene_of() -> None:
+        scene = Scene(per_destination_max=1, in_flight_max=1_000)
+        for n in range(count):
+            await scene.service.start()
+            await scene.create(f"timer-{n:03}", in_ms=-60_000 + n)
+        await scene.start()
+        await asyncio.sleep(30)
+        sent = [id for id, _ in scene.deliverer.sent]
+        assert sent == sorted(sent) and len(sent) == count
+        await scene.stop()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(scene_of())

@@ -1,0 +1,445 @@
+"""Real things for tests: ``Duetime``, a service in a process of its own, and ``Receiver``, a place that it calls back.
+
+Both speak to loopback only and are context managers that leave nothing running. The client is the standard library's,
+so that a test can send any bytes at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+KEY = "test-key-test-key-test-key-test-key-0123"
+LOOPBACK = "127.0.0.0/8,::1/128"
+FINAL = ("completed", "failed", "canceled")
+PATIENCE_SECONDS = 30.0
+"""How long a test waits for what must happen. Reached only by a failing test."""
+DUE_SECONDS = 10
+"""How far ahead tests put a timer: far enough that a slow machine can't make it too near to be accepted."""
+
+_LISTENING = re.compile(r"is listening on http://\S+:(\d+)$", re.MULTILINE).search
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]  # names in lower case
+    body: Any  # parsed when it is JSON, else bytes
+
+
+class NotStarted(AssertionError):
+    """The process ended, or did not become ready."""
+
+
+def until(what: str, condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
+    """The first true value of ``condition``; an AssertionError that says ``what`` did not happen if there is none."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.005)
+    return value
+
+
+def instant(text: str) -> datetime:
+    """A time as the service prints it."""
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", text), text
+    return datetime.fromisoformat(text)
+
+
+def printed(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond // 1000:03d}Z"
+
+
+class Duetime:
+    """One ``duetime serve``. ``stop`` and ``start`` make it a new process on the same directory and file.
+
+    Without ``API_KEY`` in ``env`` it is given ``KEY`` and may call loopback addresses; ``bare=True`` gives it nothing
+    but a free port and ``env``.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        virtual_clock: bool = False,
+        bare: bool = False,
+        start: bool = True,
+        **env: str,
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.port = 0
+        self._arguments = ["--virtual-clock"] if virtual_clock else []
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH", "TZ") if name in os.environ}
+        ours = {} if bare else {"API_KEY": KEY, "DUETIME_ALLOW_PRIVATE_TARGETS": LOOPBACK, "HOST": "127.0.0.1"}
+        self._env = inherited | {"PORT": "0"} | ours | env
+        self._starts = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        if start:
+            self.start()
+
+    # The process.
+
+    def spawn(self) -> None:
+        """Start the process and do not wait for it."""
+        assert self.process is None or self.process.poll() is not None, "is running already"
+        self._starts += 1
+        with open(self._log, "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "duetime", "serve", *self._arguments],
+                cwd=self.directory,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def start(self) -> None:
+        """Start the process and wait until it is ready."""
+        self.spawn()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    def wait_ready(self) -> None:
+        until("the service is ready", self._is_ready)
+
+    def _is_ready(self) -> bool:
+        assert self.process is not None
+        listening = _LISTENING(self.stderr)
+        if self.process.poll() is not None:
+            raise NotStarted(f"exit code {self.process.returncode}: {self.stderr}")
+        if listening is None:
+            return False
+        self.port = int(listening[1])
+        return self.request("GET", "/readyz").status == 200
+
+    @property
+    def _log(self) -> Path:
+        return self.directory / f"stderr-{self._starts}.log"
+
+    @property
+    def stderr(self) -> str:
+        """What the process that was started last has written so far."""
+        return self._log.read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """The exit code."""
+        assert self.process is not None
+        return self.process.wait(PATIENCE_SECONDS * 2)
+
+    def terminate(self) -> int:
+        """Ask it to stop and return its exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def __enter__(self) -> Duetime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    # Its clients.
+
+    @property
+    def key(self) -> str | None:
+        """What a client has to send."""
+        if self._env.get("DUETIME_AUTH", "key") != "key":
+            return None
+        return self._env.get("API_KEY") or (self.directory / "duetime.key").read_text().strip()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """One request on a connection of its own. ``headers`` stand in place of the key, not beside it."""
+        if json is not None:
+            body = _dumps(json)
+        if headers is None:
+            headers = {"Content-Type": "application/json"}
+            if path.startswith(("/timers", "/metrics", "/clock")) and self.key is not None:
+                headers["X-API-Key"] = self.key
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
+        try:
+            connection.request(method, path, body, dict(headers))
+            response = connection.getresponse()
+            given = {name.lower(): value for name, value in response.getheaders()}
+            content = response.read()
+        finally:
+            connection.close()
+        return Answer(response.status, given, _parsed(given, content))
+
+    def raw(self, message: bytes, *, leave: bool = False) -> bytes:
+        """What comes back for these bytes until the service closes; with ``leave`` the client closes its side first."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_SECONDS) as connection:
+            with contextlib.suppress(ConnectionError, BrokenPipeError):
+                connection.sendall(message)
+                if leave:
+                    connection.shutdown(socket.SHUT_WR)
+            pieces = []
+            with contextlib.suppress(ConnectionError):
+                while piece := connection.recv(65536):
+                    pieces.append(piece)
+        return b"".join(pieces)
+
+    def now(self) -> datetime:
+        """The time of a service with a virtual clock."""
+        return instant(self.request("GET", "/clock").body["now"])
+
+    def ahead(self, seconds: float) -> str:
+        """An ``execute_at`` that many seconds from now, by the service's own clock."""
+        now = self.now() if self._arguments else datetime.now(UTC)
+        return printed(now + timedelta(seconds=seconds))
+
+    def advance(self, duration: str = f"{DUE_SECONDS}s") -> None:
+        answer = self.request("POST", "/clock", json={"advance": duration})
+        assert answer.status == 200, answer
+
+    def create(self, url: str, *, seconds: float = DUE_SECONDS, **fields: Any) -> str:
+        """Make a timer that is due in so many seconds and return its id."""
+        answer = self.request(
+            "POST", "/timers", json={"execute_at": self.ahead(seconds), "callback_url": url, **fields}
+        )
+        assert answer.status == 201, answer
+        made: str = answer.body["data"]["id"]
+        return made
+
+    def get(self, id: str) -> dict[str, Any]:
+        answer = self.request("GET", f"/timers/{id}")
+        assert answer.status == 200, answer
+        data: dict[str, Any] = answer.body["data"]
+        return data
+
+    def total(self, status: str | None = None) -> int:
+        """How many timers there are."""
+        chosen = f"&status={status}" if status else ""
+        total: int = self.request("GET", f"/timers?limit=1{chosen}").body["data"]["total"]
+        return total
+
+    def finished(self, id: str) -> dict[str, Any]:
+        """The timer, once it is completed, failed or canceled."""
+
+        def final() -> dict[str, Any] | None:
+            timer = self.get(id)
+            return timer if timer["status"] in FINAL else None
+
+        timer: dict[str, Any] = until(f"timer {id} is final", final)
+        return timer
+
+    def fired(self, url: str, **fields: Any) -> dict[str, Any]:
+        """Make a timer, let its time come, and return what became of it. Needs the virtual clock."""
+        id = self.create(url, **fields)
+        self.advance()
+        return self.finished(id)
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _parsed(headers: Mapping[str, str], content: bytes) -> Any:
+    return json.loads(content) if content and headers.get("content-type") == "application/json" else content
+
+
+# --- the other side ------------------------------------------------------------------------------------------------
+
+
+class Received(NamedTuple):
+    at_ns: int  # wall clock, when the request was whole
+    method: str
+    path: str
+    headers: dict[str, str]  # names in lower case
+    head: bytes  # the request line and the headers as they came
+    body: bytes
+
+
+@dataclass
+class Reply:
+    """What the receiver does with a request."""
+
+    status: int = 200
+    body: bytes = b'{"ok": true}'
+    headers: Mapping[str, str] = field(default_factory=dict)
+    delay_seconds: float = 0.0
+    hang: bool = False  # answer only once ``release`` is called
+    close: bool = False  # close the connection in place of an answer
+    raw: bytes | None = None  # send this in place of a well formed answer, and close
+
+    def message(self) -> bytes:
+        if self.raw is not None:
+            return self.raw
+        lines = [f"HTTP/1.1 {self.status} Said", f"Content-Length: {len(self.body)}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        return "\r\n".join([*lines, "", ""]).encode() + self.body
+
+
+OK = Reply()
+
+
+class Receiver:
+    """An HTTP server on loopback that keeps every request and answers as it was told, path by path."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.received: list[Received] = []
+        self.connections = 0
+        self._changed = threading.Condition()
+        self._replies: dict[str, list[Reply]] = {}
+        self._hanging: list[Callable[[], None]] = []
+        self._open: set[asyncio.Transport] = set()
+        self._decide: Callable[[Received], Reply] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="receiver", daemon=True)
+        self._thread.start()
+        listening = self._loop.create_server(lambda: _Connection(self), host, port, backlog=4096)
+        self._server = asyncio.run_coroutine_threadsafe(listening, self._loop).result(PATIENCE_SECONDS)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        self.base = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def url(self, path: str) -> str:
+        return self.base + path
+
+    def reply(self, path: str, *replies: Reply) -> str:
+        """Answer requests to this path with these, one after the other and the last one for ever; the path's URL."""
+        self._replies[path] = list(replies)
+        return self.url(path)
+
+    def decide(self, decide: Callable[[Received], Reply]) -> None:
+        """Have a function say what to answer to every request that no ``reply`` is about."""
+        self._decide = decide
+
+    def release(self) -> None:
+        """Answer whatever hangs."""
+        self._loop.call_soon_threadsafe(self._release)
+
+    def at(self, path: str) -> list[Received]:
+        return [request for request in list(self.received) if request.path == path]
+
+    def wait(self, path: str, count: int = 1) -> list[Received]:
+        """The requests to a path, once there are at least ``count``."""
+        with self._changed:
+            enough = self._changed.wait_for(lambda: len(self.at(path)) >= count, PATIENCE_SECONDS)
+        assert enough, f"{len(self.at(path))} requests to {path}, not {count}"
+        return self.at(path)
+
+    def close(self) -> None:
+        async def stop() -> None:
+            self._server.close()
+            for transport in list(self._open):
+                transport.abort()
+            await asyncio.sleep(0)
+
+        asyncio.run_coroutine_threadsafe(stop(), self._loop).result(PATIENCE_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_SECONDS)
+        self._loop.close()
+
+    def __enter__(self) -> Receiver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # In the loop's thread.
+
+    def _release(self) -> None:
+        hanging, self._hanging = self._hanging, []
+        for answer in hanging:
+            answer()
+
+    def _take(self, request: Received) -> Reply:
+        with self._changed:
+            self.received.append(request)
+            self._changed.notify_all()
+        replies = self._replies.get(request.path)
+        if replies is None:
+            return self._decide(request) if self._decide else OK
+        return replies.pop(0) if len(replies) > 1 else replies[0]
+
+
+class _Connection(asyncio.Protocol):
+    """Reads requests that have a Content-Length, which all of Duetime's have."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._data = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._receiver.connections += 1
+        self._receiver._open.add(transport)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._receiver._open.discard(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        while True:
+            head, blank, rest = self._data.partition(b"\r\n\r\n")
+            if not blank:
+                return
+            first, *lines = head.decode("latin-1").split("\r\n")
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+            length = int(headers.get("content-length", "0"))
+            if len(rest) < length:
+                return
+            self._data = rest[length:]
+            method, path, _ = first.split(" ")
+            self._answer(Received(time.time_ns(), method, path, headers, head, rest[:length]))
+
+    def _answer(self, request: Received) -> None:
+        reply = self._receiver._take(request)
+
+        def send() -> None:
+            if self._transport.is_closing():
+                return
+            if not reply.close:
+                self._transport.write(reply.message())
+            if reply.close or reply.raw is not None:
+                self._transport.close()
+
+        if reply.hang:
+            self._receiver._hanging.append(send)
+        elif reply.delay_seconds:
+            self._receiver._loop.call_later(reply.delay_seconds, send)
+        else:
+            send()
+
+
+@contextlib.contextmanager
+def unused_port() -> Iterator[int]:
+    """A port of loopback that refuses connections for as long as the block lasts: bound, and not listening."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]

@@ -1,0 +1,66 @@
+"""When a failed attempt is tried again."""
+
+from __future__ import annotations
+
+import pytest
+
+from duetime.model import HOUR_MS, RetryPolicy
+from duetime.retry import retry_at
+
+NOW = 1_800_000_000_000
+POLICY = RetryPolicy(max_retries=10, initial_interval_ms=1_000, max_interval_ms=10_000, jitter=False)
+
+
+def low(a: float, b: float) -> float:
+    return a
+
+
+def high(a: float, b: float) -> float:
+    return b
+
+
+def after(policy: RetryPolicy, failures: int, retry_after_ms: int | None = None, started_ago_ms: int = 0) -> int | None:
+    at = retry_at(
+        policy,
+        failures=failures,
+        started_at=NOW - started_ago_ms,
+        now=NOW,
+        retry_after_ms=retry_after_ms,
+        uniform=high,
+    )
+    return None if at is None else at - NOW
+
+
+def test_backoff_grows_by_the_multiplier_up_to_the_cap() -> None:
+    assert [after(POLICY, n) for n in range(1, 7)] == [1_000, 2_000, 4_000, 8_000, 10_000, 10_000]
+
+
+@pytest.mark.parametrize(("max_retries", "failures", "again"), [(0, 1, False), (3, 3, True), (3, 4, False)])
+def test_the_count_ends_it(max_retries: int, failures: int, again: bool) -> None:
+    policy = RetryPolicy(max_retries=max_retries, jitter=False)
+    assert (after(policy, failures) is not None) is again
+
+
+def test_the_window_ends_it_and_opens_with_the_first_attempt() -> None:
+    policy = RetryPolicy(max_retries=10, max_duration_ms=HOUR_MS, initial_interval_ms=1_000, jitter=False)
+    assert after(policy, 1, started_ago_ms=HOUR_MS - 1_000) == 1_000
+    assert after(policy, 1, started_ago_ms=HOUR_MS - 999) is None
+
+
+def test_full_jitter_draws_between_nothing_and_the_backoff() -> None:
+    policy = RetryPolicy(max_retries=10, initial_interval_ms=1_000, max_interval_ms=10_000)
+    ends = [
+        retry_at(policy, failures=3, started_at=NOW, now=NOW, retry_after_ms=None, uniform=draw) for draw in (low, high)
+    ]
+    assert ends == [NOW, NOW + 4_000]
+
+
+def test_retry_after_only_puts_off_and_never_beyond_the_cap() -> None:
+    assert after(POLICY, 1, retry_after_ms=5_000) == 5_000
+    assert after(POLICY, 3, retry_after_ms=10) == 4_000
+    assert after(POLICY, 1, retry_after_ms=10**9) == 10_000
+
+
+def test_an_absurd_policy_does_not_overflow() -> None:
+    policy = RetryPolicy(max_retries=100_000, backoff_multiplier=1_000.0, jitter=False)
+    assert after(policy, 100_000) == policy.max_interval_ms
