@@ -333,7 +333,7 @@ def test_one_closed_address_closes_the_name(
     async def main() -> None:
         egress = Egress(clock)
         for _ in range(2):
-            with pytest.raises(Refused, match="metadata.google.internal resolves to"):
+            with pytest.raises(Refused, match=r"metadata\.google\.internal resolves to"):
                 await egress.resolve(parse_url("http://metadata.google.internal/"))
             assert egress.known(parse_url("http://metadata.google.internal/")) is None
         await egress.close()
@@ -390,7 +390,7 @@ def test_a_name_without_an_address_is_not_an_error_of_ours(
     async def main() -> None:
         egress = Egress(clock)
         for _ in range(2):
-            with pytest.raises(Unresolved, match="gone.example was not resolved: Name or service not known"):
+            with pytest.raises(Unresolved, match=r"gone\.example was not resolved: Name or service not known"):
                 await egress.resolve(parse_url("http://gone.example/"))
         with pytest.raises(Unresolved, match="no address"):
             await egress.resolve(parse_url("http://empty.example/"))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from duetime.errors import SettingsError
+from duetime.keyfile import ensure_api_key
 from duetime.model import DAY_MS, HOUR_MS
-from duetime.settings import SETTINGS, Settings, ensure_api_key, load
+from duetime.settings import SETTINGS, Settings, load
 
 KEY = "k" * 32
 
@@ -254,11 +255,11 @@ def test_toml_takes_values_as_they_are_and_names_in_either_case(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("shards = 4", "shards in duetime.toml is not a setting; did you mean DUETIME_SHARDS?"),
-        ("Port = 4", "Port in duetime.toml is not a setting; did you mean PORT?"),
+        ("shards = 4", "SHARDS in duetime.toml is not a setting; did you mean DUETIME_SHARDS?"),
+        ("Port = 4", "Port in duetime.toml must be all upper or all lower case"),
         ("port = 4\nPORT = 5", "PORT is twice in duetime.toml"),
         ("port = 1.5", "PORT in duetime.toml: must be a string, a whole number"),
-        ("[server]\nport = 4", "server in duetime.toml is not a setting"),
+        ("[server]\nport = 4", "SERVER in duetime.toml: must be a string"),
         ("port = ", "duetime.toml: Invalid value"),
         ("port = 99999", "PORT=99999: must be a whole number"),
     ],

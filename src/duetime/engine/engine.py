@@ -129,7 +129,7 @@ class Engine:
                 await self.alarm.ring()
 
     def _has_enough(self) -> bool:
-        """Whether to begin more only later: what is begun must be deliverable soon, and a look is worth a good batch."""
+        """Whether to begin more only later: what is begun must leave soon, and a look should bring a good batch."""
         batch = min(self.options.begin_max, self.options.in_flight_max // 4)
         room = self.options.in_flight_max - self.recorder.under_way
         return room < batch or self.dispatcher.backlog() > batch // 4

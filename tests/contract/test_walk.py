@@ -1,0 +1,216 @@
+"""A random walk over the whole port, side by side with the store in memory: every answer and every timer is equal.
+
+The themes have their own tests; this one finds what nobody thought of. A failure names its seed and its step, and the
+same seed walks the same way again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import count
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from duetime import lifecycle
+from duetime.errors import TimerNotPending
+from duetime.model import Namespace, Outcome, OutcomeKind, RetryPolicy, Status, Timer, replace
+from duetime.sharding import shard_of
+from duetime.store import Begun, Query, Sort, Store
+from duetime.stores.memory import MemoryStore
+from tests.clocks import START, ManualClock
+from tests.contract.stores import SHARDS
+from tests.contract.timers import ALICE, BOB, CAROL, EVERYTHING, definition, everything
+
+SEEDS = range(10)
+STEPS = 350
+NAMESPACES = {"default": SHARDS, "one": 1, "three": 3}
+IDS = [f"timer {n}" for n in range(40)]
+OUTCOMES = [
+    Outcome(kind=OutcomeKind.ANSWERED, status=200, body=b'{"ok": true}'),
+    Outcome(kind=OutcomeKind.ANSWERED, status=503, error="HTTP 503"),
+    Outcome(kind=OutcomeKind.TIMED_OUT),
+    Outcome(kind=OutcomeKind.ANSWERED, status=200, body=b'{"ok": false, "nextExecuteAt": "2027-02-01T00:00:00Z"}'),
+]
+
+
+class Walk:
+    """Does the same thing to both stores. Each step picks a verb and arguments that are often right and often stale."""
+
+    def __init__(self, rng: random.Random, clock: ManualClock, store: Store, model: MemoryStore) -> None:
+        self.rng, self.clock, self.stores = rng, clock, (store, model)
+        self.model = model
+        self.known: list[Timer] = []  # values that were in the store at some time
+        self.begun: dict[tuple[str, str], tuple[bytes, Timer]] = {}  # attempts whose outcome is yet to come
+        self.held: dict[bytes, dict[int, int]] = {ALICE: {}, BOB: {}, CAROL: {}}  # what each owner believes
+        self._instants: Iterator[int] = count()
+
+    def instant(self) -> int:
+        """An instant near now that no other timer has: stores may break ties as they like."""
+        return self.clock.now() // 1000 * 1000 + self.rng.randrange(-5, 20) * 1000 + next(self._instants)
+
+    async def both(self, verb: str, *arguments: object, **named: object) -> object:
+        ours, theirs = [await getattr(store, verb)(*arguments, **named) for store in self.stores]
+        if isinstance(ours, Begun) and len(ours.timers) == arguments[-1] and ours.next_at == self.clock.now():
+            theirs = msgspec.structs.replace(theirs, next_at=ours.next_at)  # A full batch may ask for another look.
+        assert ours == theirs, f"{verb}{arguments}{named}"
+        return ours
+
+    def fresh(self) -> Timer:
+        rng = self.rng
+        self.clock.advance(1)
+        namespace, id = rng.choice(list(NAMESPACES)), rng.choice(IDS)
+        at, revision = self.instant(), rng.getrandbits(48)
+        return Timer(
+            namespace=namespace,
+            id=id,
+            shard=shard_of(namespace, id, namespace_shards=NAMESPACES[namespace], shards=SHARDS),
+            definition=definition(
+                Raw(b'{"n": %d}' % revision), timeout_ms=rng.choice([1, 5_000]), retry=RetryPolicy(max_retries=1)
+            ),
+            execute_at=at,
+            fire_at=at,
+            created_at=self.clock.now(),
+            updated_at=self.clock.now(),
+            revision=revision,
+            firing=revision,
+        )
+
+    def owner(self) -> bytes:
+        return self.rng.choice(list(self.held))
+
+    async def put(self) -> None:
+        new = self.fresh()
+        if await self.both("put", new) is None:
+            self.known.append(new)
+
+    async def put_many(self) -> None:
+        new = [self.fresh() for _ in range(self.rng.randrange(12))]
+        answers = await self.both("put_many", new)
+        self.known += [timer for timer, there in zip(new, answers, strict=True) if there is None]
+
+    async def change(self) -> None:
+        """A client's change, sometimes of a value that has been overtaken."""
+        now, rng = self.clock.now(), self.rng
+        there = list((await everything(self.model)).values())
+        pool = self.known if rng.random() < 0.2 else [t for t in there if t.status is Status.PENDING] or there
+        if not pool:
+            return
+        before = rng.choice(pool)
+        after: Timer | None = None
+        try:
+            if rng.random() < 0.4:
+                after = lifecycle.cancel(before, now=now)
+            elif rng.random() < 0.7:
+                after = lifecycle.amend(before, now=now, execute_at=self.instant(), correlation_id="x")
+        except TimerNotPending:
+            after = replace(replace(before, updated_at=now), last_error="touched")
+        if await self.both("swap", before, after) and after:
+            self.known.append(after)
+
+    async def begin(self) -> None:
+        owner, now = self.owner(), self.clock.now()
+        held = dict(self.held[owner])
+        if self.rng.random() < 0.2:
+            held |= self.held[self.owner()]
+        # Which of the lost attempts come first when there are too many is up to the store.
+        there = (await everything(self.model)).values()
+        lost = any(t.status is Status.EXECUTING and (t.deadline_at or 0) <= now for t in there)
+        answer = await self.both("begin", owner, held, EVERYTHING if lost else self.rng.randrange(1, 15))
+        for timer in answer.timers:
+            self.begun[timer.namespace, timer.id] = owner, timer
+        for shard in answer.refused:
+            if self.rng.random() < 0.5:
+                self.held[owner].pop(shard, None)
+
+    async def record(self) -> None:
+        rng, now = self.rng, self.clock.now()
+        owner = self.owner()
+        mine = [key for key, (by, _) in self.begun.items() if by == owner or rng.random() < 0.1]
+        changes = []
+        for key in rng.sample(mine, min(len(mine), rng.randrange(1, 10))):
+            _, before = self.begun.pop(key)
+            if rng.random() < 0.2:
+                after = lifecycle.defer(before, fire_at=0, now=now)
+            else:
+                after = lifecycle.settle(before, rng.choice(OUTCOMES), now=now, uniform=rng.uniform)
+            if after.status is Status.PENDING:
+                after = msgspec.structs.replace(after, fire_at=self.instant())
+            changes.append((before, after))
+        recorded = await self.both("record", owner, changes)
+        self.known += [after for (_, after), done in zip(changes, recorded, strict=True) if done]
+
+    async def claim(self) -> None:
+        owner = self.owner()
+        wanted = self.rng.sample(range(SHARDS), self.rng.randrange(SHARDS + 1))
+        self.held[owner] |= await self.both("claim", owner, wanted, self.rng.choice([1, 3_000, 20_000]))
+
+    async def renew(self) -> None:
+        owner = self.owner()
+        standing = await self.both("renew", owner, self.rng.choice([1, 3_000, 20_000]))
+        if self.rng.random() < 0.5:
+            self.held[owner] = dict(standing.held)
+
+    async def release(self) -> None:
+        await self.both("release", self.owner(), self.rng.sample(range(SHARDS), 3))
+
+    async def wait(self) -> None:
+        self.clock.advance(self.rng.choice([1, 700, 4_000, 11_000]))
+
+    async def namespace(self) -> None:
+        name = self.rng.choice(list(NAMESPACES))
+        [before] = [n for n in await self.model.namespaces() if n.name == name]
+        if self.rng.random() < 0.3:
+            before = msgspec.structs.replace(before, retention_ms=123)
+        after = msgspec.structs.replace(
+            before, paused=self.rng.random() < 0.3, retention_ms=self.rng.choice([None, 2_000, 10**9])
+        )
+        await self.both("swap_namespace", before, after)
+
+    async def purge(self) -> None:
+        await self.both("purge", retention_ms=self.rng.choice([5_000, 20_000]), limit=EVERYTHING)
+
+    async def find(self) -> None:
+        query = Query(
+            namespace=self.rng.choice(list(NAMESPACES)),
+            status=self.rng.choice([None, *Status]),
+            sort=self.rng.choice(list(Sort)),
+            descending=self.rng.random() < 0.5,
+            limit=self.rng.randrange(1, 30),
+            offset=self.rng.randrange(5),
+        )
+        await self.both("find", query)
+
+    async def compare(self) -> None:
+        ours, theirs = [await everything(store) for store in self.stores]
+        assert ours == theirs
+        for namespace in (None, *NAMESPACES):
+            await self.both("tally", namespace)
+
+    STEPS = {
+        **{put: 8, put_many: 5, change: 12, begin: 14, record: 12, claim: 7, renew: 4, release: 2},
+        **{wait: 10, namespace: 3, purge: 2, find: 3},
+    }
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_every_store_walks_like_the_one_in_memory(store, clock: ManualClock, seed: int) -> None:
+    rng = random.Random(seed)
+    walk = Walk(rng, clock, store, MemoryStore(clock, shards=SHARDS))
+    for name, shards in NAMESPACES.items():
+        await walk.both("put_namespace", Namespace(name=name, shards=shards, created_at=START))
+    steps = rng.choices(list(Walk.STEPS), list(Walk.STEPS.values()), k=STEPS)
+    seen = set()
+    for number, step in enumerate(steps):
+        try:
+            await step(walk)
+            await walk.compare()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, step {number}, {step.__name__}: {error}") from error
+        seen |= {(t.status, t.lost > 0, t.failures > 0) for t in (await everything(walk.model)).values()}
+    # The walk got around: every status, and attempts that were lost or failed.
+    assert {status for status, _, _ in seen} == set(Status)
+    assert any(lost for _, lost, _ in seen)
+    assert any(failed for _, _, failed in seen)
