@@ -405,6 +405,8 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._data += data
+        if self._data.startswith(b"\x16"):
+            self._transport.close()  # somebody tries TLS
         while True:
             head, blank, rest = self._data.partition(b"\r\n\r\n")
             if not blank:

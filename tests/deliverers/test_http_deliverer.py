@@ -17,7 +17,7 @@ from standardwebhooks import Webhook
 
 from duetime.deliverer import Deliverer
 from duetime.deliverers.egress import Egress
-from duetime.deliverers.http import HttpDeliverer, _Deadline, body_of
+from duetime.deliverers.http import HttpDeliverer, _Deadlines, body_of
 from duetime.deliverers.signing import to_text
 from duetime.model import (
     ABSENT,
@@ -371,6 +371,62 @@ def test_a_cancellation_from_outside_is_passed_on(run: Callable[..., Any], Peer:
     run(main())
 
 
+def test_limits_of_any_length_are_reached_in_their_order_and_leave_nothing_behind(
+    run: Callable[..., Any], Peer: Any, clock: Any
+) -> None:
+    reached: list[int] = []
+
+    async def silent(line: Any) -> None:
+        await line.closed()
+
+    async def quick(line: Any) -> None:
+        await line.answer(OK)
+        await line.closed()
+
+    async def main() -> None:
+        deliverer = deliverer_for(clock)
+        async with Peer(silent, last_forever=True) as peer, Peer(quick) as other:
+
+            async def attempt(timeout_ms: int) -> None:
+                outcome = await deliverer.deliver(timer_for(f"http://127.0.0.1:{peer.port}/"), timeout_ms)
+                assert outcome.kind is OutcomeKind.TIMED_OUT
+                reached.append(timeout_ms)
+
+            assert (await deliverer.deliver(timer_for(f"http://127.0.0.1:{other.port}/"), 60_000)).status == 200
+            await asyncio.gather(*map(attempt, (300, 100, 200, 0)))
+            deadlines = deliverer._deadlines
+            assert deadlines is not None
+            assert not any(deadlines._buckets.values())
+            # The bucket of the first attempt was empty when the last limit was reached, so nothing is waited for.
+            assert deadlines._alarm is None
+            assert deadlines._buckets == {}
+            await deliverer.close()
+
+    run(main())
+    assert reached == [0, 100, 200, 300]
+
+
+def test_a_limit_is_never_reached_early(run: Callable[..., Any]) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        deadlines = _Deadlines(loop)
+
+        async def wait(timeout_ms: int) -> float:
+            started = loop.time()
+            deadline = deadlines.begin(timeout_ms)
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(10)
+            assert deadline.reached()
+            return loop.time() - started
+
+        limits = range(0, 100, 7)
+        waits = await asyncio.gather(*map(wait, limits))
+        assert all(waited * 1000 >= limit for waited, limit in zip(waits, limits, strict=True))
+        deadlines.close()
+
+    run(main())
+
+
 @pytest.mark.parametrize("from_outside", [False, True])
 def test_a_cancellation_from_outside_is_not_swallowed_by_a_limit_reached_in_the_same_round(
     run: Callable[..., Any], from_outside: bool
@@ -378,8 +434,9 @@ def test_a_cancellation_from_outside_is_not_swallowed_by_a_limit_reached_in_the_
     async def main() -> None:
         task = asyncio.current_task()
         assert task is not None
-        deadline = _Deadline(10_000)
-        deadline._expire()
+        deadlines = _Deadlines(asyncio.get_running_loop())
+        deadline = deadlines.begin(10_000)
+        deadline.expire()
         if from_outside:
             task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -387,6 +444,7 @@ def test_a_cancellation_from_outside_is_not_swallowed_by_a_limit_reached_in_the_
         assert deadline.reached() is not from_outside
         assert task.cancelling() == from_outside
         deadline.lift()
+        deadlines.close()
         if from_outside:
             task.uncancel()
 

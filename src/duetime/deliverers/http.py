@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from heapq import heappop, heappush
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -30,8 +32,9 @@ from duetime.model import BodyFormat, HttpTarget, Outcome, OutcomeKind, Target, 
 from duetime.timetext import format_duration, format_time
 
 ROUTES_CACHED_MAX = 1024
-ROUTE_CHARS_CACHED_MAX = 4096  # a target with longer headers is prepared anew each time, so the cache stays small
+HEADER_CHARS_CACHED_MAX = 4096  # a target with longer headers is prepared anew each time, so the cache stays small
 CHECK_SECONDS_MAX = 1.0
+TICKS_PER_SECOND = 64
 RETRY_AFTER_MS_MAX = 366 * 24 * 3600 * 1000
 
 METHODS = frozenset({"POST", "PUT", "PATCH"})
@@ -79,24 +82,22 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Deadline:
-    """The time limit of one attempt: ``asyncio.timeout`` without its context manager, at a third of the cost.
+    """The time limit of one attempt. Past it the running task is canceled, once.
 
-    Past the limit the running task is canceled once. Whoever else cancels it meanwhile is heard: ``reached`` is true
-    only when the limit was the one and only reason.
+    Whoever else cancels the task meanwhile is heard: ``reached`` is true only when the limit was the one and only
+    reason. That is what ``asyncio.timeout`` does; this one shares its timers.
     """
 
-    __slots__ = ("_expired", "_handle", "_requests", "_task")
+    __slots__ = ("_bucket", "_expired", "_requests", "_task")
 
-    def __init__(self, timeout_ms: int) -> None:
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task(loop)
-        assert task is not None
+    def __init__(self, task: asyncio.Task[Any], bucket: set[_Deadline]) -> None:
         self._task = task
         self._requests = task.cancelling()
         self._expired = False
-        self._handle = loop.call_later(timeout_ms / 1000, self._expire)
+        self._bucket = bucket
+        bucket.add(self)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
         self._expired = True
         self._task.cancel()
 
@@ -108,7 +109,62 @@ class _Deadline:
         return self._task.uncancel() <= self._requests
 
     def lift(self) -> None:
-        self._handle.cancel()
+        self._bucket.discard(self)
+
+
+class _Deadlines:
+    """The time limits of all attempts under way, on one timer of the event loop.
+
+    Nearly every limit is lifted long before it is reached, and setting and clearing a timer for each cost as much as
+    signing the request. So limits that fall into the same 1/64 s share a bucket: one may come that much late, never
+    early. The timer is set for the earliest bucket that has anything in it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._buckets: dict[int, set[_Deadline]] = {}
+        self._ticks: list[int] = []  # a heap of the keys of _buckets
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_tick = 0
+
+    def begin(self, timeout_ms: int) -> _Deadline:
+        """A limit for the running task."""
+        loop = self._loop
+        task = asyncio.current_task(loop)
+        assert task is not None
+        tick = int((loop.time() + timeout_ms / 1000) * TICKS_PER_SECOND) + 1
+        bucket = self._buckets.get(tick)
+        if bucket is None:
+            bucket = self._buckets[tick] = set()
+            heappush(self._ticks, tick)
+        if self._alarm is None or tick < self._alarm_tick:
+            self._set_alarm(tick)
+        return _Deadline(task, bucket)
+
+    def _set_alarm(self, tick: int) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_tick = tick
+        self._alarm = self._loop.call_at(tick / TICKS_PER_SECOND, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        now = self._loop.time() * TICKS_PER_SECOND
+        while self._ticks:
+            tick = self._ticks[0]
+            bucket = self._buckets[tick]
+            if bucket and tick > now:
+                self._set_alarm(tick)
+                return
+            heappop(self._ticks)
+            del self._buckets[tick]
+            for deadline in bucket:
+                deadline.expire()
+
+    def close(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
 
 class HttpDeliverer:
@@ -126,10 +182,14 @@ class HttpDeliverer:
         self._keys_of = keys_of
         self._agent = f"timer-platform/0.1.0 duetime/{version}"
         self._client = HttpClient(tls=tls)
+        self._deadlines: _Deadlines | None = None  # made by the first attempt, in the loop that all of them share
         self._cached_route = lru_cache(maxsize=ROUTES_CACHED_MAX)(self._prepare)
 
     async def deliver(self, timer: Timer, timeout_ms: int) -> Outcome:
-        deadline = _Deadline(timeout_ms)
+        deadlines = self._deadlines
+        if deadlines is None:
+            deadlines = self._deadlines = _Deadlines(asyncio.get_running_loop())
+        deadline = deadlines.begin(timeout_ms)
         try:
             route = self._route(timer.definition.target)
             url = route.url
@@ -171,15 +231,21 @@ class HttpDeliverer:
 
     async def close(self) -> None:
         await self._client.close()
+        if self._deadlines is not None:
+            self._deadlines.close()
         await self._egress.close()
 
     def _route(self, target: Target) -> _Route:
         if not isinstance(target, HttpTarget):
             raise InvalidInput("target", "is not an HTTP target")
+        if not target.headers:
+            return self._cached_route(target.method, target.url, ())
         headers = tuple(target.headers.items())
-        if len(target.url) + sum(len(name) + len(value) for name, value in headers) > ROUTE_CHARS_CACHED_MAX:
-            return self._prepare(target.method, target.url, headers)
-        return self._cached_route(target.method, target.url, headers)
+        size = 0
+        for name, value in headers:
+            size += len(name) + len(value)
+        prepare = self._prepare if size > HEADER_CHARS_CACHED_MAX else self._cached_route
+        return prepare(target.method, target.url, headers)
 
     def _prepare(self, method: str, url: str, headers: tuple[tuple[str, str], ...]) -> _Route:
         """Checks again what the doors have checked: a line break here would be a second request."""

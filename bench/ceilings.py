@@ -1,0 +1,141 @@
+"""The ceilings below HTTP, each a process that runs once: the bare store, raw SQLite, the delivery client, a bare loop.
+
+Reads one line of JSON from stdin, ``{"what": NAME, ...}``, and writes one line with the figures to stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import uvloop
+
+from bench.timers import SHARDS, evenly, timer
+from duetime.clock import SystemClock
+from duetime.deliverers.client import HttpClient
+from duetime.deliverers.egress import Egress, parse_url
+from duetime.deliverers.http import HttpDeliverer, body_of
+from duetime.model import OutcomeKind
+from duetime.node import SWITCH_SECONDS
+from duetime.stores.sqlite import SqliteStore
+
+Figures = dict[str, float]
+
+
+def _figures(count: int, started: float, cpu: float) -> Figures:
+    took, cpu = time.perf_counter() - started, time.process_time() - cpu
+    return {"per_second": count / took, "per_cpu_second": count / cpu if cpu else 0.0}
+
+
+async def store(path: str, url: str, callers: int, seconds: float) -> Figures:
+    """``put`` from many coroutines, one timer each time."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    file = SqliteStore(Path(path), SystemClock(), shards=SHARDS)
+    await file.open()
+    ahead = SystemClock().now() + 86_400_000
+    made = [timer(url, ahead) for _ in range(round(60_000 * seconds))]
+    gc.freeze()
+    count, cpu, started = 0, time.process_time(), time.perf_counter()
+
+    async def call() -> None:
+        nonlocal count
+        while made and time.perf_counter() - started < seconds:
+            await file.put(made.pop())
+            count += 1
+
+    await asyncio.gather(*(call() for _ in range(callers)))
+    figures = _figures(count, started, cpu)
+    await file.close()
+    return figures
+
+
+async def raw(path: str, batch: int, seconds: float) -> Figures:
+    """Inserts of rows of the same size into a table with a random key and an index on the time."""
+    connection = apsw.Connection(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("CREATE TABLE IF NOT EXISTS raw (seq INTEGER PRIMARY KEY, uuid BLOB, at INTEGER, body TEXT)")
+    connection.execute("CREATE UNIQUE INDEX IF NOT EXISTS raw_uuid ON raw (uuid)")
+    connection.execute("CREATE INDEX IF NOT EXISTS raw_at ON raw (at)")
+    body = "x" * 500
+    count, cpu, started = 0, time.process_time(), time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        rows = [(random.randbytes(16), random.randrange(1 << 40), body) for _ in range(batch)]
+        with connection:
+            connection.executemany("INSERT INTO raw (uuid, at, body) VALUES (?, ?, ?)", rows)
+        count += batch
+    figures = _figures(count, started, cpu)
+    connection.close()
+    return figures
+
+
+async def client(url: str, callers: int, seconds: float) -> Figures:
+    """The deliverer as the server has it, without the engine and the store around it."""
+    clock = SystemClock()
+    egress = Egress(clock, allow_all=True)
+    deliverer = HttpDeliverer(egress=egress, clock=clock, keys_of=lambda namespace: (), version="bench")
+    made = [timer(url, 0, due=10**12) for _ in range(5_000)]
+    gc.freeze()
+    count, failed, cpu, started = 0, 0, time.process_time(), time.perf_counter()
+
+    async def call() -> None:
+        nonlocal count, failed
+        while time.perf_counter() - started < seconds:
+            outcome = await deliverer.deliver(made[count % len(made)], 30_000)
+            count += 1
+            failed += outcome.kind is not OutcomeKind.ANSWERED
+
+    await asyncio.gather(*(call() for _ in range(callers)))
+    figures = _figures(count, started, cpu)
+    await deliverer.close()
+    return {**figures, "failed": failed}
+
+
+async def loop(url: str, per_second: int, seconds: int) -> Figures:
+    """Sends callbacks from memory at the instants at which timers would be due."""
+    parsed = parse_url(url)
+    sender = HttpClient()
+    first = SystemClock().now() + 1_000
+    messages: list[tuple[int, bytes]] = []
+    for made in evenly(url, per_second, seconds, first):
+        body = body_of(made)
+        head = f"POST {parsed.target} HTTP/1.1\r\nHost: {parsed.authority}\r\nContent-Type: application/json\r\n"
+        messages.append((made.fire_at, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body))
+    gc.freeze()
+    cpu, started = time.process_time(), time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for due, message in messages:
+            ahead = due / 1000 - time.time()
+            if ahead > 0:
+                await asyncio.sleep(ahead)
+            tasks.create_task(sender.request(parsed, [parsed.host], message))
+    figures = _figures(len(messages), started, cpu)
+    await sender.close()
+    return figures
+
+
+WHAT: dict[str, Callable[..., Awaitable[Figures]]] = {"store": store, "raw": raw, "client": client, "loop": loop}
+
+
+async def _run(plan: dict[str, Any]) -> Figures:
+    return await WHAT[plan.pop("what")](**plan)
+
+
+def main() -> None:
+    plan = msgspec.json.decode(sys.stdin.buffer.readline())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        figures = runner.run(_run(plan))
+    os.write(1, msgspec.json.encode(figures) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

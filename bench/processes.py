@@ -1,0 +1,221 @@
+"""Starts, watches and stops the processes of the bench: the server, the receiver, and workers that run once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+KEY = "bench-key-0123456789-0123456789-0123456789"
+READY_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 30.0
+WORKER_SECONDS_MAX = 180.0
+LINE_BYTES_MAX = 1 << 24
+_ROOT = Path(__file__).resolve().parent.parent
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class BenchError(Exception):
+    """Something that the bench needs did not work; the message says what."""
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    """As little as a process needs, so that nobody's own settings change a figure."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    return {**kept, "PYTHONPATH": path, **more}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Process:
+    """A running process of ours and what the kernel says about it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int = 0) -> None:
+        self._process = process
+        self.port = port
+        self.ready_seconds = 0.0
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICK
+
+    def rss_bytes(self) -> int:
+        return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * _PAGE
+
+    async def ask(self, line: str) -> dict[str, Any]:
+        """Send a control line and return the answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        return await self.answer()
+
+    async def answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            raise BenchError("a process of the bench ended early; what it said is above")
+        answer: dict[str, Any] = msgspec.json.decode(line)
+        return answer
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """One GET on a connection of its own."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            head = f"GET {path} HTTP/1.1\r\nHost: bench\r\nX-API-Key: {KEY}\r\nConnection: close\r\n\r\n"
+            writer.write(head.encode())
+            answer = (await reader.read()).decode()
+        finally:
+            writer.close()
+        return int(answer[9:12] or 0), answer.partition("\r\n\r\n")[2]
+
+    async def ready(self) -> None:
+        """Return when ``/readyz`` says so, and note how long that took from the call."""
+        started = time.monotonic()
+        while time.monotonic() < started + READY_SECONDS_MAX:
+            if self._process.returncode is not None:
+                raise BenchError(f"the server ended with {self._process.returncode} before it was ready")
+            try:
+                if (await self.get("/readyz"))[0] == 200:
+                    self.ready_seconds = time.monotonic() - started
+                    return
+            except (OSError, ValueError):
+                pass
+            await asyncio.sleep(0.01)
+        raise BenchError("the server was not ready in time")
+
+    async def stop(self) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_SECONDS_MAX)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+
+
+async def _spawn(*command: str, directory: Path, piped: bool = False, **more: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *command,
+        cwd=directory,
+        env=_environment(more),
+        stdin=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
+        limit=LINE_BYTES_MAX,
+    )
+
+
+@asynccontextmanager
+async def duetime(directory: Path, database: Path) -> AsyncIterator[Process]:
+    """A ready ``duetime serve`` on the given store file."""
+    port = free_port()
+    process = await _spawn(
+        *(sys.executable, "-m", "duetime", "serve"),
+        directory=directory,
+        HOST="127.0.0.1",
+        PORT=str(port),
+        API_KEY=KEY,
+        LOG_LEVEL="warn",
+        DATABASE_URL=f"sqlite:///{database}",
+        DUETIME_ALLOW_PRIVATE_TARGETS="on",
+    )
+    server = Process(process, port)
+    try:
+        await server.ready()
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def bare(directory: Path) -> AsyncIterator[Process]:
+    """The server without a store."""
+    port = free_port()
+    process = await _spawn(sys.executable, "-m", "bench.bare", str(port), KEY, directory=directory)
+    server = Process(process, port)
+    try:
+        await server.ready()
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def receiver(directory: Path) -> AsyncIterator[Process]:
+    process = Process(await _spawn(sys.executable, "-m", "bench.receiver", directory=directory, piped=True))
+    try:
+        process.port = (await process.answer())["port"]
+        yield process
+    finally:
+        await process.stop()
+
+
+async def worker(module: str, plan: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Run ``python -m bench.<module>`` with the plan as JSON on its stdin; its one line of JSON is the result."""
+    process = await _spawn(sys.executable, "-m", f"bench.{module}", directory=directory, piped=True)
+    handle = Process(process)
+    try:
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(plan) + b"\n")
+        process.stdin.close()
+        return await asyncio.wait_for(handle.answer(), WORKER_SECONDS_MAX)
+    except TimeoutError:
+        raise BenchError(f"bench.{module} did not end in time") from None
+    finally:
+        await handle.stop()
+
+
+WRK = shutil.which("wrk")
+WRK_MISSING = "wrk is not installed (apt-get install wrk, brew install wrk): what is measured against it is skipped"
+
+
+async def wrk(
+    port: int, path: str, body: str, headers: Mapping[str, str], *, connections: int, seconds: float, directory: Path
+) -> dict[str, float]:
+    """Requests per second and per CPU-second of wrk, with one thread."""
+    assert WRK is not None
+    script = directory / "wrk.lua"
+    lines = ['wrk.method = "POST"', f"wrk.body = {_lua(body)}"]
+    lines += [f"wrk.headers[{_lua(name)}] = {_lua(value)}" for name, value in headers.items()]
+    script.write_text("\n".join(lines) + "\n")
+    url = f"http://127.0.0.1:{port}{path}"
+    process = await asyncio.create_subprocess_exec(
+        *(WRK, "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "-s", str(script), url),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    cpu, handle = 0.0, Process(process)
+    reading = asyncio.create_task(process.stdout.read())
+    while not reading.done():
+        cpu = max(cpu, handle.cpu_seconds())
+        await asyncio.wait([reading], timeout=0.02)
+    said = (await reading).decode()
+    await process.wait()
+    answers = re.search(r"(\d+) requests in ([0-9.]+)(m?s)", said)
+    if answers is None:
+        raise BenchError(f"wrk said something else than expected: {said}")
+    refused = re.search(r"Non-2xx or 3xx responses: (\d+)", said)
+    if refused:
+        raise BenchError(f"{refused[1]} of wrk's requests were refused")
+    count, took = int(answers[1]), float(answers[2]) / (1000 if answers[3] == "ms" else 1)
+    return {"per_second": count / took, "per_cpu_second": count / cpu if cpu else 0.0}
+
+
+def _lua(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

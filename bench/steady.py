@@ -1,0 +1,56 @@
+"""Measures lateness at a steady 1,000 timers/s, beside a bare loop that sends the same requests from memory."""
+
+from __future__ import annotations
+
+import statistics
+
+from bench.deliveries import START_MS, arrivals
+from bench.processes import BenchError, duetime, worker
+from bench.report import Row, compared, ms, us
+from bench.rounds import Bench, Sample
+from bench.timers import evenly, fill, now_ms, remove
+
+PER_SECOND = 1_000
+
+
+async def measure(bench: Bench) -> list[Row]:
+    file = bench.directory / "steady.db"
+    seconds = 4 if bench.quick else 8
+    count = PER_SECOND * seconds
+
+    async def fired() -> Sample:
+        first = now_ms() + START_MS + count // 20
+        await fill(file, evenly(bench.url, PER_SECOND, seconds, first))
+        await bench.receiver.ask("reset")
+        async with duetime(bench.directory, file) as server:
+            if now_ms() > first:
+                raise BenchError("the server was not up before its timers were due")
+            sample = await arrivals(bench, count, server)
+        remove(file)
+        return sample
+
+    async def loop() -> Sample:
+        await bench.receiver.ask("reset")
+        plan = {"what": "loop", "url": bench.url, "per_second": PER_SECOND, "seconds": seconds}
+        await worker("ceilings", plan, bench.directory)
+        sample = await bench.receiver.ask("report")
+        if sample["count"] != count:
+            raise BenchError(f"{sample['count']} requests of the bare loop came, not {count}")
+        return sample
+
+    s = await bench.interleave("steady", {"duetime": fired, "bare loop": loop}, max(1, bench.rounds - 1))
+    rows = []
+    for name, figure in (("p50", "p50_ms"), ("p99", "p99_ms"), ("p99.9", "p999_ms")):
+        row = compared(
+            f"steady 1,000/s, lateness {name}",
+            ms(s.median("duetime", figure)),
+            f"bare loop {ms(s.median('bare loop', figure))}",
+            s.ratio("duetime", "bare loop", figure),
+        )
+        if name == "p99":
+            pairs = zip(s.of["duetime"], s.of["bare loop"], strict=True)
+            row.bar = "≤ 2 × bare + 10 ms"
+            row.ok = statistics.median(ours[figure] - 2 * bare[figure] for ours, bare in pairs) <= 10
+        rows.append(row)
+    rows.append(Row("  server CPU per timer", us(s.median("duetime", "server_cpu"))))
+    return rows

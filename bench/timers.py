@@ -1,0 +1,125 @@
+"""The timers of the bench, as requests and as rows, and the store files that hold them before a server starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from msgspec import Raw
+
+from duetime.clock import SystemClock
+from duetime.model import (
+    DEFAULT_NAMESPACE,
+    SINGLE_ATTEMPT,
+    BodyFormat,
+    Definition,
+    HttpTarget,
+    ResponseProtocol,
+    Timer,
+)
+from duetime.sharding import shard_of
+from duetime.stores.sqlite import SqliteStore
+
+SHARDS = 64
+BATCH = 1_000
+BATCHES_AT_ONCE = 50
+DAY_MS = 86_400_000
+HEADERS = {"X-Tenant": "acme"}
+_PAYLOAD = '{"due":%s,"order":"8f14e45f-ceea-467f","note":"remind the customer that the basket is still there"}'
+_CREATE = (
+    '{"execute_at":"{at}","callback_url":"%s","callback_method":"POST","callback_headers":{"X-Tenant":"acme"},'
+    '"callback_payload":%s,"metadata":{"source":"bench"}}'
+)
+
+
+def now_ms() -> int:
+    return SystemClock().now()
+
+
+def create_body(url: str) -> str:
+    """A create request of about 300 bytes; ``{at}`` and ``{due}`` are filled in by the load generator."""
+    return _CREATE % (url, _PAYLOAD % "{due}")
+
+
+def callback_body() -> str:
+    """What a callback carries, due at no time in particular."""
+    return _PAYLOAD % (10**12)
+
+
+def timer(url: str, execute_at: int, due: int | None = None) -> Timer:
+    """A pending timer as the platform door would have made it."""
+    id = random.randbytes(16).hex()
+    revision = random.getrandbits(48)
+    definition = Definition(
+        target=HttpTarget(url=url, headers=HEADERS),
+        payload=Raw((_PAYLOAD % (execute_at if due is None else due)).encode()),
+        metadata=Raw(b'{"source":"bench"}'),
+        retry=SINGLE_ATTEMPT,
+        body=BodyFormat.PAYLOAD,
+        protocol=ResponseProtocol.STATUS,
+    )
+    now = now_ms()
+    return Timer(
+        namespace=DEFAULT_NAMESPACE,
+        id=id,
+        shard=shard_of(DEFAULT_NAMESPACE, id, namespace_shards=SHARDS, shards=SHARDS),
+        definition=definition,
+        execute_at=execute_at,
+        fire_at=execute_at,
+        created_at=now,
+        updated_at=now,
+        revision=revision,
+        firing=revision,
+    )
+
+
+def at_once(url: str, count: int, due: int) -> Iterator[Timer]:
+    return (timer(url, due) for _ in range(count))
+
+
+def evenly(url: str, per_second: int, seconds: int, first: int) -> Iterator[Timer]:
+    return (timer(url, first + n * 1000 // per_second) for n in range(per_second * seconds))
+
+
+def far_ahead(url: str, count: int) -> Iterator[Timer]:
+    """Spread over a year that begins tomorrow, in no order."""
+    tomorrow = now_ms() + DAY_MS
+    return (timer(url, tomorrow + random.randrange(365 * DAY_MS)) for _ in range(count))
+
+
+async def fill(path: Path, timers: Iterable[Timer]) -> None:
+    """Put the timers into the file, which is made if need be, and leave nothing of it unwritten."""
+    store = SqliteStore(path, SystemClock(), shards=SHARDS)
+    await store.open()
+    try:
+        rest = iter(timers)
+        while some := list(islice(rest, BATCH * BATCHES_AT_ONCE)):
+            # Asked at once they share a commit, so a page of an index that all of them touch is written once.
+            await asyncio.gather(*(store.put_many(some[at : at + BATCH]) for at in range(0, len(some), BATCH)))
+    finally:
+        await store.close()
+
+
+def copy(source: Path, to: Path) -> None:
+    """Copy a file down to the disk, so that no measurement pays for writing the copy back."""
+    shutil.copyfile(source, to)
+    handle = os.open(to, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def bytes_of(path: Path) -> int:
+    """What the file and its journal take on disk."""
+    return sum(p.stat().st_size for p in (path, path.with_name(f"{path.name}-wal")) if p.exists())
+
+
+def remove(path: Path) -> None:
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm", f"{path.name}.lock"):
+        path.with_name(name).unlink(missing_ok=True)

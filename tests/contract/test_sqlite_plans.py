@@ -1,0 +1,172 @@
+"""How SQLite runs the store's own statements: the hot ones go through their indexes, none walks the table of timers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from duetime import lifecycle
+from duetime.model import Status
+from duetime.stores import sqlite_file
+from duetime.stores.sqlite import SqliteStore
+from tests.clocks import START, ManualClock
+from tests.contract.stores import sqlite
+from tests.contract.timers import ALICE, BOB, completed, ended, holding, spread, timer, with_namespace, with_timers
+
+
+class Plans:
+    """The plans of the statements about timers that were run since ``clear``."""
+
+    def __init__(self) -> None:
+        self._said: list[tuple[str, object]] = []
+
+    def listen(self, _cursor: apsw.Cursor, sql: str, bindings: object) -> bool:
+        self._said.append((sql, bindings))
+        return True
+
+    def clear(self) -> None:
+        self._said.clear()
+
+    def read(self, path: Path) -> list[tuple[str, list[str]]]:
+        """Each statement with the steps of its plan."""
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        plans = []
+        for sql, bindings in self._said:
+            if " timers " in sql and "tallies" not in sql:
+                steps = connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings or ()).fetchall()
+                plans.append((" ".join(sql.split()), [step[3] for step in steps]))
+        connection.close()
+        return plans
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
+    plans = Plans()
+    connect = sqlite_file._connect
+
+    def traced(path: Path, flags: int) -> apsw.Connection:
+        connection = connect(path, flags)
+        connection.exec_trace = plans.listen
+        return connection
+
+    monkeypatch.setattr(sqlite_file, "_connect", traced)
+    return plans
+
+
+@pytest.fixture
+def store(plans: Plans, runner: asyncio.Runner, tmp_path: Path, clock: ManualClock) -> Iterator[SqliteStore]:
+    async def filled() -> SqliteStore:
+        store = await sqlite(tmp_path, clock)
+        await with_namespace(store, "paused", paused=True)
+        await with_timers(store, *spread(100, at=START - 50), timer("p", namespace="paused"))
+        await with_timers(store, *(ended(f"e{n}", Status.COMPLETED, at=START - n) for n in range(50)))
+        plans.clear()
+        return store
+
+    store = runner.run(filled())
+    yield store
+    runner.run(store.close())
+
+
+@pytest.fixture
+def used(plans: Plans, tmp_path: Path):
+    """Says which indexes the statements used to search timers, and fails if one walked the table instead."""
+
+    def used() -> set[str]:
+        searched = set()
+        found = plans.read(tmp_path / "duetime.db")
+        assert found, "nothing was heard"
+        for sql, steps in found:
+            for step in steps:
+                assert not step.startswith("SCAN timers"), f"{step}: {sql}"
+                assert "AUTOMATIC" not in step, f"{step}: {sql}"
+                if step.startswith("SEARCH timers"):
+                    searched.add(step.removeprefix("SEARCH timers USING ").removeprefix("COVERING "))
+        plans.clear()
+        return searched
+
+    return used
+
+
+DUE, LOST = "INDEX timers_due (fire_at<?)", "INDEX timers_executing (deadline_at<?)"
+DUE_NEXT, LOST_NEXT = "INDEX timers_due (fire_at>?)", "INDEX timers_executing (deadline_at>?)"
+BY_UUID = "INDEX timers_uuid (uuid=?)"
+BY_AGE = "INDEX timers_final (namespace=? AND updated_at<?)"
+BY_SEQ = "INTEGER PRIMARY KEY (rowid=?)"
+
+
+@pytest.mark.parametrize("shards", [range(8), [3]], ids=["every shard", "one shard"])
+async def test_begin(store: SqliteStore, plans: Plans, used, shards) -> None:
+    held = await holding(store, ALICE, *shards)
+    plans.clear()
+    assert len((await store.begin(ALICE, held, 5)).timers) == 5
+    assert used() - {BY_UUID} == {DUE, LOST}
+    await store.begin(ALICE, held, 1000)
+    plans.clear()
+    # Nothing is due any more: it reads one entry from each index and knows when to look again.
+    assert (await store.begin(ALICE, held, 1000)).timers == []
+    assert used() == {DUE, LOST, DUE_NEXT, LOST_NEXT}
+
+
+async def test_a_takeover(store: SqliteStore, plans: Plans, used, clock: ManualClock) -> None:
+    await store.begin(ALICE, await holding(store, ALICE), 8)
+    clock.advance(10**6)
+    held = await holding(store, BOB)
+    plans.clear()
+    assert len((await store.begin(BOB, held, 8)).timers) == 8
+    assert used() - {BY_UUID} == {DUE, LOST}
+
+
+async def test_record(store: SqliteStore, plans: Plans, used) -> None:
+    begun = (await store.begin(ALICE, await holding(store), 9)).timers
+    await store.swap(begun[2], None)
+    plans.clear()
+    changes = [(t, completed(t)) for t in begun]
+    assert await store.record(ALICE, changes) == [t is not begun[2] for t in begun]
+    assert used() == {BY_UUID}
+
+
+async def test_get(store: SqliteStore, used) -> None:
+    assert (await store.get("default", "t7")).id == "t7"
+    assert used() == {BY_UUID}
+
+
+async def test_put(store: SqliteStore, used) -> None:
+    assert await store.put(timer("new")) is None
+    assert used() == set()
+    assert await store.put(timer("t7")) is not None
+    assert used() == {BY_UUID}
+
+
+async def test_swap(store: SqliteStore, plans: Plans, used) -> None:
+    before = await store.get("default", "t7")
+    plans.clear()
+    assert await store.swap(before, after := lifecycle.cancel(before, now=START))
+    assert await store.swap(after, None)
+    assert used() == {BY_UUID}
+
+
+async def test_purge(store: SqliteStore, used, clock: ManualClock) -> None:
+    assert await store.purge(retention_ms=20, limit=10) == 10
+    assert used() == {BY_AGE, BY_SEQ}
+
+
+async def test_tally(store: SqliteStore, plans: Plans, tmp_path: Path) -> None:
+    assert (await store.tally())[Status.COMPLETED] == 50
+    assert plans.read(tmp_path / "duetime.db") == []  # The table of timers is not even looked at.
+
+
+async def test_opening_does_not_walk_the_timers(store: SqliteStore, plans: Plans, used, tmp_path: Path, clock) -> None:
+    await store.begin(ALICE, await holding(store), 8)
+    await store.close()
+    plans.clear()
+    again = await sqlite(tmp_path, clock)
+    found = plans.read(tmp_path / "duetime.db")
+    await again.close()
+    for sql, steps in found:
+        for step in steps:
+            assert not step.startswith("SCAN timers") or "INDEX timers_executing" in step, f"{step}: {sql}"

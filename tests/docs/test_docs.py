@@ -1,0 +1,73 @@
+"""The documents are true: every setting, metric and endpoint is in them, links lead somewhere, the example works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from duetime.model import Status
+from duetime.settings import SETTINGS
+from duetime.telemetry import Telemetry
+from tests.servers import Duetime
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_every_setting_is_documented(setting: object) -> None:
+    page = (ROOT / "docs/operate/settings.md").read_text()
+    assert f"| `{setting.name}` |" in page and setting.meaning in page  # type: ignore[attr-defined]
+
+
+def test_every_metric_is_documented() -> None:
+    page = (ROOT / "docs/operate/metrics.md").read_text()
+    text = Telemetry().page({status: 0 for status in Status}).decode()
+    for name in re.findall(r"# TYPE (\w+) (?:gauge|counter|histogram)", text):
+        if not name.endswith("_created"):
+            assert f"`{name}" in page, name
+
+
+def test_every_endpoint_is_documented() -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    for path in (
+        "POST /timers",
+        "GET /timers/{id}",
+        "GET /timers",
+        "PUT /timers/{id}",
+        "DELETE /timers/{id}",
+        "/health",
+    ):
+        assert path in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_paths_in_the_text_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:tests|docs|bench|src)/[\w/.-]+)`", page.read_text()):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_the_example_of_the_readme_works_when_pasted(tmp_path: Path) -> None:
+    """As written, but for the ports, which a test can't take for granted."""
+    example = re.search(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert example is not None
+    with Duetime(tmp_path, bare=True) as service:
+        text = (
+            example[1].replace("localhost:3000", f"localhost:{service.port}").replace("/tmp/", f"{service.directory}/")
+        )
+        text = text.replace("8080", str(service.port + 1))
+        ran = subprocess.run(
+            ["bash", "-c", text], cwd=service.directory, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert '"timer created successfully"' in ran.stdout, ran.stderr
+    assert 'called back: {"hello": "in six seconds"}' in ran.stdout

@@ -1,0 +1,166 @@
+"""Stopping: SIGTERM and SIGINT finish what is in flight, record it, and fire nothing twice."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Duetime, Receiver, Reply, until
+
+IN_FLIGHT = 50
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_with_nothing_to_do(tmp_path: Path, number: int) -> None:
+    with Duetime(tmp_path) as service:
+        service.signal(number)
+        assert service.wait() == 0
+        assert "Traceback" not in service.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_is_in_flight_is_finished_and_recorded(tmp_path: Path, number: int) -> None:
+    with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True) as service:
+        slow = receiver.reply("/slow", Reply(hang=True))
+        ids = [service.create(slow) for _ in range(IN_FLIGHT)]
+        later = service.create(receiver.url("/later"), seconds=3600)
+        service.advance()
+        receiver.wait("/slow", IN_FLIGHT)
+        service.signal(number)
+        # Not ready any more, and still there: what is in flight is being waited for.
+        until("the drain begins", lambda: service.request("GET", "/readyz").status == 503)
+        assert service.request("GET", "/readyz").body == {"status": "not ready"}
+        assert service.request("GET", "/livez").status == 200
+        assert service.process is not None and service.process.poll() is None
+        receiver.release()
+        assert service.wait() == 0
+        assert "every outcome is recorded" in service.stderr and "Traceback" not in service.stderr
+
+        service.start()
+        assert service.total("completed") == IN_FLIGHT and service.total("executing") == 0
+        assert {service.get(id)["status"] for id in ids} == {"completed"}
+        service.advance("1d")
+        service.finished(later)
+        assert len(receiver.at("/slow")) == IN_FLIGHT and len(receiver.at("/later")) == 1
+
+
+def test_nothing_new_is_begun_while_draining(tmp_path: Path) -> None:
+    with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True) as service:
+        first = service.create(receiver.reply("/first", Reply(hang=True)))
+        second = service.create(receiver.url("/second"), seconds=60)
+        service.advance()
+        receiver.wait("/first")
+        service.signal(signal.SIGTERM)
+        until("the drain begins", lambda: service.request("GET", "/readyz").status == 503)
+        made = service.create("http://127.0.0.1:9/", seconds=3600)  # clients are still served
+        service.advance("2m")
+        assert service.get(second)["status"] == "pending"
+        receiver.release()
+        assert service.wait() == 0
+        assert not receiver.at("/second")
+        service.start()
+        assert service.get(first)["status"] == "completed" and service.get(made)["status"] == "pending"
+        service.advance("2m")
+        assert service.finished(second)["status"] == "completed"
+        assert len(receiver.at("/first")) == len(receiver.at("/second")) == 1
+
+
+def test_what_waits_for_its_destination_goes_back_unspent(tmp_path: Path) -> None:
+    with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True, DUETIME_MAX_PER_DESTINATION="1") as service:
+        slow = receiver.reply("/queue", Reply(hang=True), Reply(200))
+        ids = [service.create(slow) for _ in range(2)]
+        service.advance()
+        receiver.wait("/queue")
+        service.signal(signal.SIGTERM)
+        until("the drain begins", lambda: service.request("GET", "/readyz").status == 503)
+        receiver.release()
+        assert service.wait() == 0
+        service.start()
+        service.advance()
+        assert {service.finished(id)["status"] for id in ids} == {"completed"}
+        requests = receiver.at("/queue")
+        assert len({request.headers["duetime-timer"] for request in requests}) == len(requests) == 2
+        assert {request.headers["duetime-attempt"] for request in requests} == {"1"}
+
+
+def test_a_receiver_that_hangs_does_not_hold_up_the_stop_for_ever(tmp_path: Path) -> None:
+    with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True, DUETIME_DRAIN_TIMEOUT="1s") as service:
+        id = service.create(receiver.reply("/hang", Reply(hang=True), Reply(200)))
+        service.advance()
+        [first] = receiver.wait("/hang")
+        assert service.terminate() == 0
+        assert "1 attempts were still under way" in service.stderr and "Traceback" not in service.stderr
+        service.start()
+        timer = service.finished(id)  # its outcome was lost, so it fires again, with the same delivery id
+        again = receiver.at("/hang")[-1]
+        assert timer["status"] == "completed" and len(receiver.at("/hang")) == 2
+        assert again.headers["webhook-id"] == first.headers["webhook-id"]
+        assert again.headers["duetime-attempt"] == "2"
+
+
+@pytest.mark.xfail(strict=True, reason="the last line of the log says that every outcome is recorded, whatever happened")
+def test_the_log_does_not_claim_what_is_not_so(tmp_path: Path) -> None:
+    with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True, DUETIME_DRAIN_TIMEOUT="0s") as service:
+        service.create(receiver.reply("/hang", Reply(hang=True)))
+        service.advance()
+        receiver.wait("/hang")
+        assert service.terminate() == 0
+        assert "every outcome is recorded" not in service.stderr
+
+
+def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:
+    with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True) as service:
+        id = service.create(receiver.reply("/twice", Reply(hang=True)))
+        service.advance()
+        receiver.wait("/twice")
+        for _ in range(2):
+            service.signal(signal.SIGTERM)
+            until("the drain begins", lambda: service.request("GET", "/readyz").status == 503)
+        receiver.release()
+        assert service.wait() == 0
+        service.start()
+        assert service.get(id)["status"] == "completed"
+
+
+def test_a_client_that_keeps_its_connection_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+    import socket
+
+    with Duetime(tmp_path) as service, socket.create_connection(("127.0.0.1", service.port), timeout=30) as idle:
+        idle.sendall(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert idle.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert service.terminate() == 0
+
+
+@pytest.mark.parametrize("stop", [1.5])
+def test_a_process_that_was_frozen_goes_on(tmp_path: Path, stop: float) -> None:
+    """A process that slept through its lease (a laptop's lid, a paused machine) wakes up and fires what is due."""
+    with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True, DUETIME_LEASE_TTL="1s") as service:
+        id = service.create(receiver.url("/frozen"), seconds=60)
+        service.signal(signal.SIGSTOP)
+        time.sleep(stop)
+        service.signal(signal.SIGCONT)
+        service.advance("1m")
+        assert service.finished(id)["status"] == "completed" and len(receiver.at("/frozen")) == 1
+
+
+def test_a_process_that_was_frozen_forgets_nothing_that_it_had_begun(tmp_path: Path) -> None:
+    """Begun, waiting for their destination, when the lease ran out: somebody must fire them, also without a restart."""
+    env = {"DUETIME_LEASE_TTL": "1s", "DUETIME_MAX_PER_DESTINATION": "1"}
+    with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True, **env) as service:
+        receiver.reply("/begun", Reply(hang=True), Reply(200))
+        ids = [service.create(receiver.url("/begun")) for _ in range(2)]
+        service.advance()
+        receiver.wait("/begun")
+        until("both have begun", lambda: service.total("executing") == 2)
+        service.signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        receiver.release()
+        time.sleep(0.1)
+        service.signal(signal.SIGCONT)
+        until("the first is recorded", lambda: service.total("completed") >= 1)
+        for _ in range(3):
+            service.advance("40s")  # past the deadline of the attempt, whoever waits for that
+        assert [service.finished(id)["status"] for id in ids] == ["completed", "completed"]

@@ -1,0 +1,219 @@
+"""Starting: settings that stop it, files and ports that are taken, what it makes and what it says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.servers import KEY, Duetime, NotStarted, Receiver, instant
+
+
+def refusal(directory: Path, **env: str) -> str:
+    """The one line with which a start is refused."""
+    with Duetime(directory, bare=True, start=False, **env) as service:
+        service.spawn()
+        assert service.wait() == 2, service.stderr
+        [line] = service.stderr.splitlines()
+    assert line.startswith("duetime: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"API_KEY": "short"}, "API_KEY: must be 32"),
+        ({"PORT": "70000"}, "PORT=70000: must be a whole number"),
+        ({"PORT": "http"}, "PORT=http: must be a whole number"),
+        ({"HOST": "999.1.1.1"}, "HOST=999.1.1.1: must be an IP address"),
+        ({"DATABASE_URL": "sqlite://x"}, "DATABASE_URL: must be sqlite:///path"),
+        ({"DATABASE_URL": "postgresql://u:hunter2@h/d"}, "DATABASE_URL: postgresql is not supported yet"),
+        ({"LOG_LEVEL": "loud"}, "LOG_LEVEL=loud: must be trace"),
+        ({"DUETIME_LEASE_TTL": "10"}, "DUETIME_LEASE_TTL=10: must be a duration"),
+        ({"DUETIME_SHARDZ": "1"}, "did you mean DUETIME_SHARDS"),
+        ({"DUETIME_WORKERS": "2"}, "DUETIME_WORKERS=2: must be 1"),
+        ({"DUETIME_ALLOW_PRIVATE_TARGETS": "10.0.0.1/8"}, "DUETIME_ALLOW_PRIVATE_TARGETS=10.0.0.1/8: must be on, off"),
+        ({"DUETIME_AUTH": "none", "HOST": "0.0.0.0"}, "DUETIME_AUTH=none: needs a loopback HOST"),
+        ({"DUETIME_AUTH": "none", "API_KEY": KEY}, "DUETIME_AUTH=none: needs a loopback HOST"),
+        ({"DUETIME_AUTH": "maybe"}, "DUETIME_AUTH=maybe: must be key"),
+    ],
+    ids=lambda value: next(iter(value.values()))[:20] if isinstance(value, dict) else "",
+)
+def test_a_bad_setting_stops_the_start(tmp_path: Path, env: dict[str, str], says: str) -> None:
+    line = refusal(tmp_path, **env)
+    assert says in line and "hunter2" not in line and "short" not in line
+    assert not list(tmp_path.glob("duetime*"))  # nothing was made
+
+
+def test_bad_files_stop_the_start(tmp_path: Path) -> None:
+    for name, content, says in (
+        (".env", "PORT\n", ".env line 1: must be KEY=value"),
+        ("duetime.toml", "prot = 1\n", "prot in duetime.toml is not a setting; did you mean PORT?"),
+        ("duetime.toml", "port = \n", "duetime.toml: "),
+        ("duetime.key", "too short\n", "duetime.key holds no key"),
+        ("duetime.db", "not a database " * 100, "DATABASE_URL: "),
+    ):
+        directory = tmp_path / name / str(len(content))
+        directory.mkdir(parents=True)
+        (directory / name).write_text(content)
+        assert says in refusal(directory)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "file/d.db" in refusal(tmp_path, API_KEY=KEY, DATABASE_URL="sqlite:///file/d.db")
+
+
+def test_another_number_of_shards_stops_the_start(tmp_path: Path) -> None:
+    with Duetime(tmp_path) as service:
+        assert service.terminate() == 0
+    assert "made with 64" in refusal(tmp_path, API_KEY=KEY, DUETIME_SHARDS="32")
+
+
+def test_a_second_process_on_one_file_is_refused(tmp_path: Path) -> None:
+    with Duetime(tmp_path) as first:
+        id = first.create("http://127.0.0.1:9/", seconds=3600)
+        assert first.process is not None
+        line = refusal(tmp_path, API_KEY=KEY)
+        assert f"is in use by another Duetime process (pid {first.process.pid})" in line
+        assert first.get(id)["status"] == "pending"  # and the first is none the worse for it
+        first.kill()
+        first.start()  # a killed process leaves no lock behind
+        assert first.get(id)["status"] == "pending"
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with Receiver() as other:
+        line = refusal(tmp_path, HOST="127.0.0.1", PORT=str(other.port))
+        assert f"PORT: can't listen on 127.0.0.1:{other.port}: " in line
+
+
+def test_a_host_that_is_not_here(tmp_path: Path) -> None:
+    assert "192.0.2.1" in refusal(tmp_path, HOST="192.0.2.1")
+
+
+def test_a_laptop_needs_no_settings(tmp_path: Path) -> None:
+    with Duetime(tmp_path, bare=True) as service:
+        key_file = tmp_path / "duetime.key"
+        key = key_file.read_text().strip()
+        assert len(key) >= 32 and stat.S_IMODE(key_file.stat().st_mode) == 0o600
+        assert (tmp_path / "duetime.db").exists()
+        assert "duetime.key" in service.stderr and key not in service.stderr
+        assert "loopback" in service.stderr
+        assert service.request("GET", "/timers").status == 200
+        assert service.request("GET", "/timers", headers={"X-API-Key": key[:-1]}).status == 401
+        service.kill()
+        service.start()
+        assert service.key == key and service.request("GET", "/timers").status == 200
+
+
+def test_the_key_file_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with Duetime(tmp_path, bare=True):
+            assert stat.S_IMODE((tmp_path / "duetime.key").stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+
+
+def listens(address: str, port: int) -> bool:
+    """Whether somebody listens there: then nobody else can."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return True
+    return False
+
+
+def test_it_is_bound_to_loopback_unless_a_key_is_set(tmp_path: Path) -> None:
+    with Duetime(tmp_path / "laptop", bare=True) as service:
+        assert listens("127.0.0.1", service.port) and not listens("127.0.0.2", service.port)
+    with Duetime(tmp_path / "server", bare=True, API_KEY=KEY) as service:
+        assert listens("127.0.0.1", service.port) and listens("127.0.0.2", service.port)
+        assert not (tmp_path / "server" / "duetime.key").exists() and KEY not in service.stderr
+
+
+def test_ipv6(tmp_path: Path) -> None:
+    with Duetime(tmp_path, bare=True, start=False, HOST="::1") as service:
+        service.spawn()
+        try:
+            service.wait_ready()
+        except ConnectionRefusedError:  # ready, and not on 127.0.0.1, which is all that the client knows
+            pass
+        except NotStarted:
+            pytest.skip("this machine has no IPv6")
+        with socket.create_connection(("::1", service.port), timeout=30) as connection:
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert f"http://[::1]:{service.port}" in service.stderr
+
+
+def test_without_keys_it_says_so(tmp_path: Path) -> None:
+    with Duetime(tmp_path, bare=True, DUETIME_AUTH="none") as service:
+        assert service.request("GET", "/timers", headers={}).status == 200
+        assert "DUETIME_AUTH=none" in service.stderr
+
+
+def test_settings_from_files_and_their_order(tmp_path: Path) -> None:
+    (tmp_path / "duetime.toml").write_text(f'api_key = "{"t" * 40}"\nduetime_metrics_auth = "none"\nhost = "127.0.0.1"\n')
+    (tmp_path / ".env").write_text(f"API_KEY={KEY}\n")
+    with Duetime(tmp_path, bare=True) as service:
+        assert service.request("GET", "/timers", headers={"X-API-Key": KEY}).status == 200
+        assert service.request("GET", "/timers", headers={"X-API-Key": "t" * 40}).status == 401
+        assert service.request("GET", "/metrics", headers={}).status == 200
+
+
+def test_memory_forgets_and_says_so(tmp_path: Path) -> None:
+    with Duetime(tmp_path, DATABASE_URL="memory:") as service:
+        service.create("http://127.0.0.1:9/", seconds=3600)
+        assert service.total() == 1 and "memory" in service.stderr
+        assert service.terminate() == 0
+        service.start()
+        assert service.total() == 0
+
+
+def test_a_signal_during_the_start_ends_it(tmp_path: Path) -> None:
+    """Whenever it comes, the process ends and the file can be used by the next."""
+    with Duetime(tmp_path, start=False) as service:
+        for _ in range(3):
+            service.spawn()
+            threading.Event().wait(0.3)
+            service.signal(signal.SIGTERM)
+            assert service.wait() in (0, -signal.SIGTERM)
+        service.start()
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["serve", "--nonsense"]])
+def test_a_bad_command_line(tmp_path: Path, arguments: list[str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "duetime", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2 and "usage: duetime" in ended.stderr and not ended.stdout
+
+
+def test_help_lists_every_setting(tmp_path: Path) -> None:
+    from duetime.settings import SETTINGS
+
+    command = [sys.executable, "-m", "duetime", "serve", "--help"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0 and all(setting.name in ended.stdout for setting in SETTINGS)
+
+
+def test_timers_fire_on_time_by_the_machines_own_clock(tmp_path: Path) -> None:
+    """The only test without a virtual clock that waits: never early, in order, and before the end of our patience."""
+    with Receiver() as receiver, Duetime(tmp_path) as service:
+        ids = [service.create(receiver.url("/real"), seconds=5.2 + n / 10, callback_payload=n) for n in range(5)]
+        timers = [service.get(id) for id in ids]
+        requests = receiver.wait("/real", 5)
+        assert [int(request.body) for request in requests] == [0, 1, 2, 3, 4]
+        for timer, request in zip(timers, requests, strict=True):
+            assert request.at_ns >= instant(timer["execute_at"]).timestamp() * 1e9 - 1000  # a float's last digits
+            assert instant(service.finished(timer["id"])["executed_at"]) >= instant(timer["execute_at"])
