@@ -33,7 +33,9 @@ MEASUREMENTS: dict[str, Measure] = {
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="about 40 seconds: one round, smaller sizes")
-    parser.add_argument("--rounds", type=int, help="rounds of each measurement [3, or 1 with --quick]")
+    parser.add_argument(
+        "--rounds", type=int, help="rounds of each measurement [3, and 2 of those that take long; 1 with --quick]"
+    )
     parser.add_argument("--only", choices=MEASUREMENTS, action="append", help="run this one alone; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows of the table here")
     return parser
@@ -42,8 +44,15 @@ def _parser() -> argparse.ArgumentParser:
 async def _measure(options: argparse.Namespace, directory: Path) -> list[Row]:
     rows: list[Row] = []
     async with receiver(directory) as hooks:
-        rounds = options.rounds or (1 if options.quick else 3)
-        bench = Bench(directory, hooks, rounds, options.quick, time.monotonic())
+        rounds, rounds_long = (1, 1) if options.quick else (3, 2)
+        bench = Bench(
+            directory,
+            hooks,
+            rounds=options.rounds or rounds,
+            rounds_long=options.rounds or rounds_long,
+            quick=options.quick,
+            started=time.monotonic(),
+        )
         for name in options.only or MEASUREMENTS:
             if name == "pending" and options.quick and not options.only:
                 rows.append(Row(name, "skipped", "takes too long for --quick; --quick --only pending has 100 k timers"))

@@ -64,9 +64,15 @@ async def measure(bench: Bench) -> list[Row]:
 
     async def bare_server_wrk() -> Sample:
         async with bare(bench.directory) as server:
-            body = far_body(bench.url)
-            options = {"connections": CONNECTIONS, "seconds": seconds - 1, "directory": bench.directory}
-            return await wrk(server.port, "/timers", body, {**HEADERS, "Content-Type": "application/json"}, **options)
+            return await wrk(
+                server.port,
+                "/timers",
+                far_body(bench.url),
+                {**HEADERS, "Content-Type": "application/json"},
+                connections=CONNECTIONS,
+                seconds=seconds - 1,
+                directory=bench.directory,
+            )
 
     async def store() -> Sample:
         return await _ceiling(bench, file, what="store", url=bench.url, callers=CONNECTIONS, seconds=seconds - 1)

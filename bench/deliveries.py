@@ -91,8 +91,9 @@ async def measure(bench: Bench) -> list[Row]:
 
     async def theirs() -> Sample:
         await bench.receiver.ask("reset")
-        options = {"connections": CONCURRENT, "seconds": seconds, "directory": bench.directory}
-        return await wrk(bench.receiver.port, "/hook", callback_body(), HEADERS, **options)
+        port, body = bench.receiver.port, callback_body()
+        directory = bench.directory
+        return await wrk(port, "/hook", body, HEADERS, connections=CONCURRENT, seconds=seconds, directory=directory)
 
     parts = {f"{count:,} at once": due_at_once(count) for count in sizes} | {"client": client, "load": ours}
     if WRK:

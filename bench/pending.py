@@ -66,7 +66,7 @@ async def measure(bench: Bench) -> list[Row]:
     def part(base: Path) -> Part:
         return lambda: _session(bench, base, seconds)
 
-    s = await bench.interleave("pending", {name: part(base) for name, base in bases.items()}, max(1, bench.rounds - 1))
+    s = await bench.interleave("pending", {name: part(base) for name, base in bases.items()}, long=True)
     judged = many == MANY
     title = f"{many // 1000:,} k" if many < 1_000_000 else "1 M"
 

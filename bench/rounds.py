@@ -24,7 +24,7 @@ class Samples:
         self.of: dict[str, list[Sample]] = {name: [] for name in parts}
 
     def median(self, part: str, figure: str) -> float:
-        return statistics.median(sample[figure] for sample in self.of[part])
+        return float(statistics.median(sample[figure] for sample in self.of[part]))
 
     def ratio(self, part: str, ceiling: str, figure: str) -> float | None:
         """The median of the rounds' ratios of one figure of two parts."""
@@ -39,6 +39,7 @@ class Bench(Struct, frozen=True):
     directory: Path
     receiver: Process
     rounds: int
+    rounds_long: int  # of what takes long
     quick: bool
     started: float
 
@@ -51,12 +52,12 @@ class Bench(Struct, frozen=True):
         clear, end = ("\r\x1b[K", "") if sys.stderr.isatty() else ("", "\n")
         print(f"{clear}[{time.monotonic() - self.started:4.0f} s] {text}", end=end, file=sys.stderr, flush=True)
 
-    async def interleave(self, name: str, parts: Mapping[str, Part], rounds: int | None = None) -> Samples:
+    async def interleave(self, name: str, parts: Mapping[str, Part], *, long: bool = False) -> Samples:
         """Run all parts in each round, every second round backwards."""
         samples = Samples(parts)
-        rounds = rounds or self.rounds
+        rounds = self.rounds_long if long else self.rounds
         for number in range(rounds):
-            for part in list(parts) if number % 2 == 0 else reversed(parts):
+            for part in list(parts)[:: 1 if number % 2 == 0 else -1]:
                 self.say(f"{name}: round {number + 1} of {rounds}: {part}")
                 samples.of[part].append(await parts[part]())
         return samples

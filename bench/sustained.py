@@ -47,7 +47,7 @@ async def measure(bench: Bench) -> list[Row]:
             "p99_ms": came["p99_ms"],
         }
 
-    s = await bench.interleave("end to end", {"duetime": both}, rounds=1 if bench.quick else max(1, bench.rounds - 1))
+    s = await bench.interleave("end to end", {"duetime": both}, long=True)
 
     def median(figure: str) -> float:
         return s.median("duetime", figure)

@@ -27,7 +27,7 @@ from duetime.stores.sqlite import SqliteStore
 
 SHARDS = 64
 BATCH = 1_000
-BATCHES_AT_ONCE = 50
+BATCHES_AT_ONCE = 100
 DAY_MS = 86_400_000
 HEADERS = {"X-Tenant": "acme"}
 _PAYLOAD = '{"due":%s,"order":"8f14e45f-ceea-467f","note":"remind the customer that the basket is still there"}'
@@ -99,7 +99,8 @@ async def fill(path: Path, timers: Iterable[Timer]) -> None:
     try:
         rest = iter(timers)
         while some := list(islice(rest, BATCH * BATCHES_AT_ONCE)):
-            # Asked at once they share a commit, so a page of an index that all of them touch is written once.
+            # Asked at once they share a commit, and sorted they come to each page of the random index once.
+            some.sort(key=lambda one: one.uuid)
             await asyncio.gather(*(store.put_many(some[at : at + BATCH]) for at in range(0, len(some), BATCH)))
     finally:
         await store.close()

@@ -133,7 +133,7 @@ async def test_more_due_timers_of_refused_shards_hide_nothing(store, clock: Manu
 
 
 async def test_an_attempt_taken_over_is_the_new_owners_to_record(store, clock: ManualClock) -> None:
-    held, begun = await begun_by_alice(store)
+    _, begun = await begun_by_alice(store)
     clock.advance(10**6)
     theirs = await holding(store, BOB)
     again = {t.id: t for t in (await store.begin(BOB, theirs, EVERYTHING)).timers}

@@ -42,7 +42,7 @@ def crowd(store, runner, clock: ManualClock) -> list[Timer]:
                     status=STATUSES[n % 5],
                 )
             )
-            await store.put(timers[-1])
+        await with_timers(store, *timers)
         return timers
 
     return runner.run(create())

@@ -107,7 +107,8 @@ async def test_a_timer_whose_revision_moved_is_refused_and_the_others_are_not(st
     for t in timers[::3]:
         current = t
         for _ in range(steps):
-            assert await store.swap(current, current := touched(current))
+            before, current = current, touched(current)
+            assert await store.swap(before, current)
         moved[t.id] = current
     changes = [(t, completed(t)) for t in timers]
     assert await store.record(ALICE, changes) == [t.id not in moved for t in timers]

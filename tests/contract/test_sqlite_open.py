@@ -42,6 +42,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "duetime.db"
 
 
+def bytes_of(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
 async def refusal(path: Path, clock: ManualClock, *, shards: int = SHARDS) -> str:
     with pytest.raises(SettingsError) as raised:
         await SqliteStore(path, clock, shards=shards).open()
@@ -124,19 +132,20 @@ async def test_a_file_of_another_program_is_left_exactly_as_it_was(path: Path, c
     connection = apsw.Connection(str(path))
     connection.execute("CREATE TABLE theirs (x)")
     connection.close()
-    before = path.read_bytes()
+    before = bytes_of(path)
     await refusal(path, clock)
-    assert path.read_bytes() == before
+    assert bytes_of(path) == before
 
 
 async def test_a_file_that_is_no_database_is_refused(path: Path, clock: ManualClock) -> None:
-    path.write_bytes(b"Dear diary, " * 1000)
+    overwrite(path, b"Dear diary, " * 1000)
     assert f"can't open {path}" in await refusal(path, clock)
-    assert path.read_bytes() == b"Dear diary, " * 1000
+    assert bytes_of(path) == b"Dear diary, " * 1000
 
 
 async def test_a_place_that_cannot_be_written_is_refused(path: Path, clock: ManualClock) -> None:
-    path.write_text("a file where a folder should be")
+    await (await sqlite(path.parent, clock)).close()
+    # A file is where the folder should be.
     assert "can't write beside" in await refusal(path / "duetime.db", clock)
 
 

@@ -168,7 +168,9 @@ async def test_a_reader_never_blocks_the_writer(store: SqliteStore, monkeypatch:
     assert await slow == 10  # And it saw the same rows all along.
 
 
-async def test_the_log_is_written_back_and_does_not_grow_for_ever(store: SqliteStore, tmp_path: Path, monkeypatch) -> None:
+async def test_the_log_is_written_back_and_does_not_grow_for_ever(
+    store: SqliteStore, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 50)
     for round in range(30):
         await with_timers(store, *spread(50, prefix=f"{round}/"))
@@ -183,7 +185,13 @@ async def test_the_log_is_written_back_and_does_not_grow_for_ever(store: SqliteS
 async def assert_failed(store: SqliteStore) -> None:
     async with asyncio.timeout(5):
         await store.failure()
-    for verb in (store.put(timer("late")), store.get("default", "t0"), store.tally(), store.ping(), store.renew(ALICE, 1)):
+    for verb in (
+        store.put(timer("late")),
+        store.get("default", "t0"),
+        store.tally(),
+        store.ping(),
+        store.renew(ALICE, 1),
+    ):
         with pytest.raises(StoreFailed, match="can't be trusted"):
             await verb
 

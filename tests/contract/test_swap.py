@@ -99,7 +99,7 @@ async def test_of_concurrent_swaps_exactly_one_wins(store) -> None:
     rng = random.Random(7)
     current = timer()
     await store.put(current)
-    for round in range(25):
+    for round in range(12):
         rivals = [replace(current, correlation_id=f"{round}/{n}") for n in range(rng.randrange(2, 12))]
         won = await asyncio.gather(*(store.swap(current, rival) for rival in rivals))
         assert won.count(True) == 1
@@ -108,7 +108,7 @@ async def test_of_concurrent_swaps_exactly_one_wins(store) -> None:
 
 
 async def test_of_a_removal_and_a_change_exactly_one_wins(store) -> None:
-    for round in range(25):
+    for round in range(12):
         await store.put(first := timer(f"t{round}"))
         ways: list[Timer | None] = [None, touched(first)]
         random.Random(round).shuffle(ways)
@@ -157,7 +157,9 @@ async def test_of_an_update_and_a_begin_exactly_one_wins(store, clock: ManualClo
     held = await holding(store)
     timers = spread(40, at=START - 100)
     await with_timers(store, *timers)
-    later = {t.id: lifecycle.amend(t, now=START, execute_at=START + 1, definition=definition(Raw(b"2"))) for t in timers}
+    later = {
+        t.id: lifecycle.amend(t, now=START, execute_at=START + 1, definition=definition(Raw(b"2"))) for t in timers
+    }
     jobs = [store.swap(t, later[t.id]) for t in timers] + [store.begin(ALICE, held, 10) for _ in range(4)]
     rng.shuffle(jobs)
     answers = await asyncio.gather(*jobs)

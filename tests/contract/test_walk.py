@@ -68,7 +68,9 @@ class Walk:
             id=id,
             shard=shard_of(namespace, id, namespace_shards=NAMESPACES[namespace], shards=SHARDS),
             definition=definition(
-                Raw(b'{"n": %d}' % revision), timeout_ms=rng.choice([1, 5_000]), retry=RetryPolicy(max_retries=rng.randrange(2))
+                Raw(b'{"n": %d}' % revision),
+                timeout_ms=rng.choice([1, 5_000]),
+                retry=RetryPolicy(max_retries=rng.randrange(2)),
             ),
             execute_at=at,
             fire_at=at,

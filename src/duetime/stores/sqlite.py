@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from duetime import lifecycle
 from duetime.clock import Clock
 from duetime.errors import SettingsError
-from duetime.model import DEFAULT_NAMESPACE, Definition, Namespace, Status, Timer, timer_uuid
+from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer, timer_uuid
 from duetime.store import Begun, Query, Sort, Standing
 from duetime.stores.sqlite_file import SqliteFile
 from duetime.stores.sqlite_schema import MIGRATIONS
@@ -39,42 +38,24 @@ _FIXED = ("namespace", "id", "shard", "fingerprint", "correlation_id", "created_
 _CHUNKS = (128, 32, 8, 1)  # rows per statement: four texts to prepare, whatever the batch
 
 
-class _Row(Struct, array_like=True):
-    """A row as SQLite's JSON functions hand it over: many rows in one step."""
+# A timer as one JSON text, which msgspec reads straight into the model. Put together by hand and not by SQLite's JSON
+# functions, which would drop the white space of a payload.
+_COLUMNS = Timer.__struct_fields__
+_TEXTS = frozenset({"namespace", "id", "fingerprint", "correlation_id", "status", "last_error"})
+_VALUES = [f"json_quote({c})" if c in _TEXTS else f"ifnull({c}, 'null')" for c in _COLUMNS]
+_AS_JSON = f"format('[{','.join(['%s'] * len(_COLUMNS))}]', {', '.join(_VALUES)})"
 
-    definition: str
-    namespace: str
-    id: str
-    shard: int
-    fingerprint: str
-    correlation_id: str | None
-    created_at: int
-    updated_at: int
-    revision: int
-    firing: int
-    execute_at: int
-    fire_at: int
-    status: Status
-    attempt: int
-    failures: int
-    lost: int
-    last_error: str | None
-    started_at: int | None
-    executed_at: int | None
-    deadline_at: int | None
-    version: int
-
-
-_rows_decoder = msgspec.json.Decoder(list[_Row])
-_definition_decoder = msgspec.json.Decoder(Definition)
+_timers_decoder = msgspec.json.Decoder(list[Timer])
 _namespace_decoder = msgspec.json.Decoder(Namespace)
 _encode = msgspec.json.Encoder().encode
 
-_AS_JSON = "json_array(definition, " + ", ".join(_FIXED + _STATE) + ")"
 _INSERT = f"INSERT INTO timers (seq, uuid, definition, timeout_ms, {', '.join(_FIXED + _STATE)}) VALUES "
 _INSERT_WIDTH = 4 + len(_FIXED) + len(_STATE)
 _RECORD = "UPDATE timers SET " + ", ".join(f"{c} = new.{c}" for c in _STATE) + " FROM new"
 _RECORD_WIDTH = 2 + len(_STATE)
+
+
+_OF_AN_OLDER_VERSION = "version <> (SELECT version FROM shards WHERE shards.shard = timers.shard)"
 
 
 def _placeholders(width: int, rows: int) -> str:
@@ -105,15 +86,10 @@ def _state(timer: Timer) -> tuple[Any, ...]:
     )
 
 
-def _timer(row: _Row) -> Timer:
-    definition = _definition_decoder.decode(row.definition)
-    return Timer(definition=definition, **{name: getattr(row, name) for name in _FIXED + _STATE})
-
-
 def _select(connection: Connection, source: str, bindings: object = ()) -> list[Timer]:
     """The timers that ``source`` (everything after ``FROM``) names, in its order."""
-    sql = f"SELECT json_group_array({_AS_JSON}) FROM {source}"
-    return [_timer(row) for row in _rows_decoder.decode(connection.execute(sql, bindings).get)]
+    sql = f"SELECT '[' || ifnull(group_concat({_AS_JSON}, ','), '') || ']' FROM {source}"
+    return _timers_decoder.decode(connection.execute(sql, bindings).get)
 
 
 def _by_uuid(connection: Connection, uuids: Iterable[bytes]) -> dict[bytes, Timer]:
@@ -308,20 +284,15 @@ class SqliteStore:
         where = "namespace NOT IN (SELECT name FROM namespaces WHERE paused)"
         if len(ours) < self.shards:
             where += " AND shard IN (SELECT value FROM json_each(:shards))"
-        due = _select(
-            connection,
-            f"""(
-                SELECT * FROM (
-                    SELECT * FROM timers WHERE status = 'pending' AND fire_at <= :now AND {where}
-                    ORDER BY fire_at LIMIT :limit
-                ) UNION ALL SELECT * FROM (
-                    SELECT * FROM timers WHERE status = 'executing' AND deadline_at <= :now AND {where}
-                    AND version <> (SELECT version FROM shards WHERE shards.shard = timers.shard)
-                    ORDER BY deadline_at LIMIT :limit
-                ) ORDER BY fire_at LIMIT :limit
-            )""",
-            bindings,
-        )
+        pending = f"status = 'pending' AND fire_at <= :now AND {where} ORDER BY fire_at LIMIT :limit"
+        expired = f"status = 'executing' AND deadline_at <= :now AND {where} AND {_OF_AN_OLDER_VERSION} LIMIT :limit"
+        due = [
+            timer
+            for condition in (expired, pending)
+            for timer in _select(connection, f"(SELECT * FROM timers WHERE {condition})", bindings)
+        ]
+        due.sort(key=lambda timer: timer.fire_at)
+        del due[limit:]
         begun = [lifecycle.begin(timer, now=now, version=ours[timer.shard]) for timer in due]
         _write_rows(
             connection, _RECORDS, [(new.uuid, old.revision, *_state(new)) for old, new in zip(due, begun, strict=True)]
@@ -340,7 +311,7 @@ class SqliteStore:
                     ORDER BY fire_at LIMIT 1
                 ) UNION ALL SELECT * FROM (
                     SELECT deadline_at FROM timers WHERE status = 'executing' AND deadline_at > :now AND {where}
-                    AND version <> (SELECT version FROM shards WHERE shards.shard = timers.shard)
+                    AND {_OF_AN_OLDER_VERSION}
                     ORDER BY deadline_at LIMIT 1
                 )
             )""",

@@ -1,0 +1,328 @@
+"""Kill -9 under load, again and again, and count what was promised and not kept.
+
+    python -m tests.e2e.crash --kills 100 [--seed S]
+
+Clients create about 300 timers a second, cancel and move some of them, and write down every answer that they get. The
+service is killed at random moments and started again at once on the same file. In the end the ledger of what was
+acknowledged is held against what the receiver got:
+
+- lost: acknowledged, neither canceled nor delivered;
+- early: delivered before its time, by the one clock of this machine; so is a moved one at its old time;
+- canceled: delivered although its cancel was acknowledged;
+- twice: delivered again with no kill in between, or after a client had seen it completed;
+- ids: deliveries of one timer with different delivery ids.
+
+An operation whose answer was cut off by a kill may have happened or not, and either is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.servers import KEY, Duetime, Received, Receiver, Reply, printed
+
+CREATES_PER_SECOND = 300
+CLIENTS = 12
+AHEAD_SECONDS = (5.3, 8.0)  # the door wants five, and a request may wait a little for a service that is starting
+CANCELED = MOVED = 0.05
+CHECKED = 0.3  # of the delivered ones a client asks whether they are completed
+WARM_UP_SECONDS = 5.5  # before the first kill, so that timers are falling due by then
+QUIET_KILLS = 3  # the last kills come after the last create, while timers are still falling due
+KILL_EARLY = 0.1  # of the kills, those that do not even wait for the service to be ready
+PATIENCE_SECONDS = 60.0
+
+
+@dataclass
+class Entry:
+    """What the clients know about one timer."""
+
+    number: int
+    not_before_ms: int  # the earliest instant at which it may be delivered
+    id: str | None = None  # None: the create was never acknowledged
+    canceled: bool = False  # acknowledged
+    cancel_asked: bool = False
+    completed_ns: int | None = None  # when a client had seen it completed
+
+
+@dataclass
+class Ledger:
+    entries: list[Entry] = field(default_factory=list)
+    kills_ns: list[int] = field(default_factory=list)
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def acknowledged(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.id is not None]
+
+    @property
+    def owed(self) -> list[Entry]:
+        """Those that must be delivered. A cancel without an answer may have worked."""
+        return [entry for entry in self.acknowledged if not entry.canceled and not entry.cancel_asked]
+
+
+class Client:
+    """One connection at a time. An answer that does not come is None, and nobody knows."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, object]] | None:
+        content = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nX-API-Key: {KEY}\r\nContent-Length: {len(content)}\r\n\r\n"
+        try:
+            if self._streams is None:
+                self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+            reader, writer = self._streams
+            writer.write(head.encode() + content)
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_SECONDS)
+            length = next(int(line[15:]) for line in answer.lower().split(b"\r\n") if line[:15] == b"content-length:")
+            return int(answer[9:12]), json.loads(await reader.readexactly(length))
+        except (OSError, EOFError):
+            self.close()
+            return None
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+class Crash:
+    def __init__(self, directory: Path, *, kills: int, seed: int, gap: tuple[float, float]) -> None:
+        self._draw = random.Random(seed)
+        self._kills = kills
+        self._gap = gap
+        self._ledger = Ledger()
+        self._creating = True
+        self._over = False
+        self._receiver = Receiver()
+        self._receiver.decide(self._reply)
+        self._fresh: list[int] = []  # numbers of what was delivered, for the clients that check
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        # The port stays the same over all restarts, as a client would have it.
+        self._service = Duetime(directory, start=False, PORT=str(self._port))
+
+    def _reply(self, request: Received) -> Reply:
+        """Mostly at once, now and then slowly, so that there is always something in flight."""
+        self._fresh.append(int(request.body))
+        return Reply(delay_seconds=self._draw.choice((0, 0, 0, 0, 0.02, 0.1, 0.3)))
+
+    # The clients.
+
+    async def _create(self) -> None:
+        client = Client(self._port)
+        pause = CLIENTS / CREATES_PER_SECOND
+        due = time.monotonic()
+        while self._creating:
+            due = max(due + pause, time.monotonic() - 1)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            at_ms = int((time.time() + self._draw.uniform(*AHEAD_SECONDS)) * 1000)
+            entry = Entry(len(self._ledger.entries), at_ms)
+            self._ledger.entries.append(entry)
+            body = {"execute_at": text(at_ms), "callback_url": self._receiver.url("/"), "callback_payload": entry.number}
+            answer = await client.ask("POST", "/timers", body)
+            if answer is None:
+                await asyncio.sleep(0.02)
+            elif answer[0] == 201:
+                entry.id = answer[1]["data"]["id"]  # type: ignore[index]
+            else:
+                self._ledger.refusals[f"create {answer[0]} {answer[1]['message']}"] += 1
+        client.close()
+
+    async def _change(self) -> None:
+        """Cancel and move some of those that are not due yet, or not long so: the races are what is of interest."""
+        client = Client(self._port)
+        rate = CREATES_PER_SECOND * (CANCELED + MOVED)
+        while self._creating:
+            await asyncio.sleep(1 / rate)
+            recent = self._ledger.entries[-CREATES_PER_SECOND * 8 :]
+            entry = self._draw.choice(recent) if recent else None
+            if entry is None or entry.id is None or entry.cancel_asked or entry.canceled:
+                continue
+            if self._draw.random() < CANCELED / (CANCELED + MOVED):
+                await self._cancel(client, entry)
+            else:
+                await self._move(client, entry)
+        client.close()
+
+    async def _cancel(self, client: Client, entry: Entry) -> None:
+        entry.cancel_asked = True
+        answer = await client.ask("DELETE", f"/timers/{entry.id}")
+        if answer is None:
+            await asyncio.sleep(0.02)
+        elif answer[0] == 200:
+            entry.canceled = True
+        elif answer[0] == 400:
+            entry.cancel_asked = False
+        else:
+            self._ledger.refusals[f"cancel {answer[0]} {answer[1]['message']}"] += 1
+
+    async def _move(self, client: Client, entry: Entry) -> None:
+        at_ms = int((time.time() + self._draw.uniform(*AHEAD_SECONDS)) * 1000)
+        answer = await client.ask("PUT", f"/timers/{entry.id}", {"execute_at": text(at_ms)})
+        if answer is None:
+            entry.not_before_ms = min(entry.not_before_ms, at_ms)
+            await asyncio.sleep(0.02)
+        elif answer[0] == 200:
+            entry.not_before_ms = at_ms
+        elif answer[0] != 400:
+            self._ledger.refusals[f"move {answer[0]} {answer[1]['message']}"] += 1
+
+    async def _check(self) -> None:
+        """What a client has seen completed must not be delivered again."""
+        client = Client(self._port)
+        while not self._over:
+            await asyncio.sleep(0.01)
+            fresh, self._fresh = self._fresh, []
+            for number in fresh:
+                entry = self._ledger.entries[number]
+                if entry.id is None or entry.completed_ns or self._draw.random() > CHECKED:
+                    continue
+                answer = await client.ask("GET", f"/timers/{entry.id}")
+                if answer is None:
+                    await asyncio.sleep(0.02)
+                elif answer[1]["data"]["status"] == "completed":  # type: ignore[index]
+                    entry.completed_ns = time.time_ns()
+        client.close()
+
+    # The reaper.
+
+    async def _kill_and_start(self) -> None:
+        self._service.kill()
+        self._ledger.kills_ns.append(time.time_ns())
+        self._service.spawn()
+
+    async def _reap(self) -> None:
+        await asyncio.sleep(WARM_UP_SECONDS)
+        for kill in range(self._kills):
+            if kill >= self._kills - QUIET_KILLS:
+                self._creating = False
+            if self._draw.random() < KILL_EARLY:
+                await asyncio.sleep(self._draw.uniform(0, 0.8))
+            else:
+                await asyncio.to_thread(self._service.wait_ready)
+                await asyncio.sleep(self._draw.uniform(*self._gap))
+            await self._kill_and_start()
+            delivered = len(self._receiver.received)
+            print(f"kill {kill + 1}/{self._kills}: {len(self._ledger.entries)} asked, {delivered} delivered", flush=True)
+        self._creating = False
+        await asyncio.to_thread(self._service.wait_ready)
+
+    async def _settle(self) -> None:
+        """Wait until all that is owed has come, or our patience is at an end; and then for what should not come."""
+        deadline = time.time() + PATIENCE_SECONDS
+        last = max((entry.not_before_ms for entry in self._ledger.entries), default=0) / 1000
+        while time.time() < max(deadline, last + PATIENCE_SECONDS):
+            got = {int(request.body) for request in list(self._receiver.received)}
+            if time.time() > last and all(entry.number in got for entry in self._ledger.owed):
+                break
+            await asyncio.sleep(0.1)
+        while self._service.total("executing"):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
+        self._over = True
+
+    async def run(self) -> list[str]:
+        """All of it; what was violated."""
+        try:
+            self._service.start()
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(CLIENTS):
+                    tasks.create_task(self._create())
+                tasks.create_task(self._change())
+                tasks.create_task(self._check())
+                await self._reap()
+                await self._settle()
+            statuses = {status: self._service.total(status) for status in ("completed", "failed", "canceled", "pending")}
+            code = self._service.terminate()
+        finally:
+            self._service.kill()
+            self._receiver.close()
+        violations = judge(self._ledger, self._receiver.received)
+        if code != 0:
+            violations.append(f"the last stop had exit code {code}")
+        if statuses["failed"] or statuses["pending"]:
+            violations.append(f"the store ends with {statuses}")
+        self._summarize(statuses)
+        return violations
+
+    def _summarize(self, statuses: dict[str, int]) -> None:
+        ledger, received = self._ledger, self._receiver.received
+        acknowledged = ledger.acknowledged
+        duplicates = len(received) - len({request.body for request in received})
+        unknown = len(ledger.entries) - len(acknowledged)
+        print(
+            f"{len(ledger.kills_ns)} kills, {len(ledger.entries)} creates: {len(acknowledged)} acknowledged, {unknown} "
+            f"cut off or refused; {len(received)} deliveries, {duplicates} of them duplicates; "
+            f"{sum(entry.canceled for entry in acknowledged)} canceled, "
+            f"{sum(entry.completed_ns is not None for entry in acknowledged)} seen completed; the store says {statuses}"
+        )
+        for what, count in ledger.refusals.most_common(5):
+            print(f"  refused {count} times: {what}")
+
+
+def judge(ledger: Ledger, received: list[Received]) -> list[str]:
+    """What the receiver got, held against what was promised."""
+    deliveries: dict[int, list[Received]] = defaultdict(list)
+    for request in received:
+        deliveries[int(request.body)].append(request)
+    found: list[str] = []
+    for entry in ledger.owed:
+        if entry.number not in deliveries:
+            found.append(f"lost: {entry}")
+    for number, requests in deliveries.items():
+        entry = ledger.entries[number]
+        if requests[0].at_ns < entry.not_before_ms * 1_000_000:
+            found.append(f"early by {entry.not_before_ms - requests[0].at_ns / 1e6:.3f} ms: {entry}")
+        if entry.canceled:
+            found.append(f"canceled and delivered: {entry}")
+        if entry.id is not None and any(r.headers["duetime-timer"] != f"default/{entry.id}" for r in requests):
+            found.append(f"delivered under another name: {entry}")
+        if len({request.headers["webhook-id"] for request in requests}) > 1:
+            found.append(f"different delivery ids: {entry}")
+        for before, after in zip(requests, requests[1:], strict=False):
+            if not any(before.at_ns < kill_ns < after.at_ns for kill_ns in ledger.kills_ns):
+                found.append(f"twice with no kill in between: {entry}")
+            if entry.completed_ns is not None and entry.completed_ns < after.at_ns:
+                found.append(f"delivered after it was seen completed: {entry}")
+    return found
+
+
+def text(at_ms: int) -> str:
+    return printed(datetime.fromtimestamp(at_ms / 1000, UTC))
+
+
+def run(*, kills: int, seed: int, gap: tuple[float, float], directory: Path) -> list[str]:
+    print(f"seed {seed}")
+    return asyncio.run(Crash(directory, kills=kills, seed=seed, gap=gap).run())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.e2e.crash", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="duetime-crash-") as directory:
+        violations = run(kills=options.kills, seed=options.seed, gap=(0.5, 6.0), directory=Path(directory))
+    for violation in violations[:50]:
+        print(f"VIOLATION {violation}")
+    print(f"{len(violations)} violations; seed {options.seed}")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
