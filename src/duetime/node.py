@@ -159,7 +159,7 @@ async def serve(settings: Settings, *, virtual_clock: bool = False) -> None:
         with contextlib.suppress(Exception):
             await asyncio.shield(running)
         announcing.cancel()
-    log.info("stopped; every outcome is recorded")
+    log.info("stopped")
 
 
 def _on_signal(node: Node, number: int) -> None:

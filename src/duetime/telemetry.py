@@ -30,11 +30,8 @@ class Telemetry:
         )
         self._deferred = Counter(
             "duetime_deferred",
-            "Begun timers put back unspent because their destination could not take them.",
+            "Begun timers put back unspent: their destination or the lease did not allow them now.",
             registry=r,
-        )
-        self._abandoned = Counter(
-            "duetime_abandoned", "Begun timers not sent because the lease had run out.", registry=r
         )
         self._fenced = Counter("duetime_fenced_writes", "Writes refused because the shard had a new owner.", registry=r)
         self._lateness = Histogram(
@@ -62,9 +59,6 @@ class Telemetry:
 
     def deferred(self) -> None:
         self._deferred.inc()
-
-    def abandoned(self) -> None:
-        self._abandoned.inc()
 
     def fenced(self, count: int) -> None:
         if count:

@@ -44,6 +44,10 @@ class Unauthorized(DuetimeError):
         super().__init__("unauthorized")
 
 
+class _Gone(Exception):
+    """The client left before its request was whole: there is nobody to answer."""
+
+
 class Request:
     """One request: its route's path parameters, its query, its headers, its body."""
 
@@ -84,15 +88,16 @@ class Request:
         announced = self.header(b"content-length")
         if announced is not None and int(announced) > bytes_max:
             raise PayloadTooLarge("body", f"is larger than {bytes_max} bytes")
-        message = await self._receive()
-        body: bytes = message.get("body", b"")
-        while message.get("more_body"):
+        body = b""
+        more = True
+        while more:
             message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
             body += message.get("body", b"")
             if len(body) > bytes_max:
-                break
-        if len(body) > bytes_max:
-            raise PayloadTooLarge("body", f"is larger than {bytes_max} bytes")
+                raise PayloadTooLarge("body", f"is larger than {bytes_max} bytes")
+            more = message.get("more_body", False)
         return body
 
 
@@ -163,6 +168,8 @@ class Application:
             if handler is None:
                 raise MethodNotAllowed(sorted(methods))
             response = await handler(request)
+        except _Gone:
+            return
         except Exception as error:
             response = door.refusal(error)
             if response.status == 500:

@@ -88,13 +88,11 @@ class Dispatcher:
     async def _attempt(self, deliverer: Deliverer, destination: Destination, timer: Timer) -> None:
         now = self._clock.now()
         timeout_ms = timer.definition.timeout_ms
-        if not self._ownership.trusts(timer):
-            self._telemetry.abandoned()
-            self._recorder.forget()
-            return
-        if timer.deadline_at is not None and now + timeout_ms > timer.deadline_at:
-            # It waited too long to be over by its deadline, at which a successor may fire it too.
-            self._put_back(timer, now)
+        late = timer.deadline_at is not None and now + timeout_ms > timer.deadline_at
+        if late or not self._ownership.trusts(timer):
+            # A successor may be about to make this attempt too. Nothing was sent, so it goes back unspent, if it is
+            # still ours to put back: the fence judges that.
+            self._put_back(timer, timer.fire_at)
             return
         destination.start(now)
         self._telemetry.lateness(now - timer.fire_at)

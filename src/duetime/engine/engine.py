@@ -142,6 +142,8 @@ class Engine:
             await self._clock.sleep(left, self.recorder.recorded)
         if self.recorder.under_way:
             log.warning("%d attempts were still under way: they will be fired again", self.recorder.under_way)
+        else:
+            log.info("every outcome is recorded")
 
     async def _purge(self) -> None:
         """Drop what is older than its retention, a little at a time."""

@@ -37,8 +37,7 @@ class Recorder:
         self._changes.append((before, after))
         self._some.set()
 
-    def forget(self, count: int = 1) -> None:
-        """These attempts will not be recorded by us: their next owner fires them again at their deadline."""
+    def _done(self, count: int) -> None:
         self.under_way -= count
         self.recorded.set()
 
@@ -53,13 +52,10 @@ class Recorder:
         try:
             recorded = await self._store.record(self._ownership.owner_id, batch)
         except StoreUnavailable as error:
-            # Nothing was written, so the same conditional write may be sent again for what is still ours.
+            # Nothing was written, so the same conditional write may be sent again; the fence judges it then.
             log.warning("could not record %d outcomes, trying again: %s", len(batch), error)
-            kept = [change for change in batch if self._ownership.trusts(change[0])]
-            self.forget(len(batch) - len(kept))
-            self._changes[:0] = kept
-            if kept:
-                self._some.set()
+            self._changes[:0] = batch
+            self._some.set()
             await self._clock.sleep(RETRY_SECONDS)
             return
         except StoreIndeterminate as error:
@@ -67,14 +63,14 @@ class Recorder:
                 "the fate of %d recorded outcomes is unknown, claiming their shards anew: %s", len(batch), error
             )
             self._ownership.distrust({before.shard for before, _ in batch})
-            self.forget(len(batch))
+            self._done(len(batch))
             return
         self._telemetry.record_took(self._clock.monotonic() - started)
         self._telemetry.fenced(recorded.count(False))
         for (_, after), done in zip(batch, recorded, strict=True):
             if done and after.status is Status.PENDING:
                 self._alarm.nudge(after.fire_at)
-        self.forget(len(batch))
+        self._done(len(batch))
 
     async def run(self) -> None:
         while True:

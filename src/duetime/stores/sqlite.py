@@ -112,7 +112,7 @@ class SqliteStore:
         await self._file.close()
 
     async def ping(self) -> None:
-        await self._file.read(lambda c: c.execute("SELECT 1").get)
+        await self._file.read(lambda c: c.execute("SELECT count(*) FROM namespaces").get)
 
     async def failure(self) -> None:
         await self._file.failed.wait()
@@ -184,7 +184,8 @@ class SqliteStore:
                     f"DUETIME_SHARDS is {self.shards}, but {self._file.path} was made with {found}: the number of "
                     f"shards is fixed, set it to {found}"
                 )
-            # The file lock proves that whoever began these attempts is dead: there is no need to wait for them.
+            # The file lock proves that whoever owned the shards is dead: neither leases nor attempts are waited for.
+            connection.execute("UPDATE shards SET owner_id = NULL, lease_until = 0; DELETE FROM instances")
             connection.execute("UPDATE timers SET deadline_at = 0 WHERE status = 'executing'")
             self._seq = connection.execute("SELECT max(seq) FROM timers").get or 0
 
@@ -209,10 +210,9 @@ class SqliteStore:
         ]
         taken: list[Timer | None] = [None] * len(timers)
         if _write_rows(connection, _INSERTS, rows) < len(rows):
-            # Each timer draws its first revision at random: another revision at its place is another timer.
             there = _by_uuid(connection, uuids)
             for place, (uuid, timer) in enumerate(zip(uuids, timers, strict=True)):
-                taken[place] = there[uuid] if there[uuid].revision != timer.revision else None
+                taken[place] = there[uuid] if there[uuid] != timer else None
         written = (timer for timer, other in zip(timers, taken, strict=True) if other is None)
         _count(connection, Counter((timer.namespace, timer.status) for timer in written))
         answers = iter(taken)

@@ -135,10 +135,11 @@ class SqliteFile:
     def _write_forever(self, prepare: Callable[[apsw.Connection], None], opened: asyncio.Future[None]) -> None:
         try:
             connection = _connect(self.path, apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+            # First of all: a file that turns out not to be ours must stay as it is.
+            prepare(connection)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.set_wal_hook(self._after_commit)
-            prepare(connection)
         except apsw.Error as error:
             problem = SettingsError(f"DATABASE_URL: SQLite can't open {self.path}: {error}")
             self._loop.call_soon_threadsafe(opened.set_exception, problem)
@@ -184,8 +185,10 @@ class SqliteFile:
         for place, (verb, _) in enumerate(jobs):
             together.setdefault(verb, []).append(place)
         answers: list[Any] = [None] * len(jobs)
+        begun = False
         try:
             connection.execute("BEGIN IMMEDIATE")
+            begun = True
             for verb, places in together.items():
                 results = verb(connection, [jobs[place][1] for place in places])
                 for place, result in zip(places, results, strict=True):
@@ -198,12 +201,12 @@ class SqliteFile:
         except Exception as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            if len(jobs) > 1:
+            if begun and len(jobs) > 1:
                 # One job must not take the others down with it.
                 return [answer for job in jobs for answer in self._commit(connection, [job])]
             if isinstance(error, apsw.Error):
-                return [StoreUnavailable(f"SQLite could not write to {self.path}: {error}")]
-            return [error]
+                error = StoreUnavailable(f"SQLite could not write to {self.path}: {error}")
+            return [error] * len(jobs)
 
     def _checkpoint(self, connection: apsw.Connection, mode: int) -> None:
         try:
