@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from heapq import heappop, heappush
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -25,6 +23,7 @@ from msgspec import Raw, Struct
 
 from duetime.clock import Clock
 from duetime.deliverers.client import Answer, HttpClient, Unreachable
+from duetime.deliverers.deadlines import Deadlines
 from duetime.deliverers.egress import Egress, Refused, Unresolved, Url, parse_url
 from duetime.deliverers.signing import sign
 from duetime.errors import InvalidInput
@@ -34,24 +33,34 @@ from duetime.timetext import format_duration, format_time
 ROUTES_CACHED_MAX = 1024
 HEADER_CHARS_CACHED_MAX = 4096  # a target with longer headers is prepared anew each time, so the cache stays small
 CHECK_SECONDS_MAX = 1.0
-TICKS_PER_SECOND = 64
 RETRY_AFTER_MS_MAX = 366 * 24 * 3600 * 1000
 
 METHODS = frozenset({"POST", "PUT", "PATCH"})
-# What frames the request or proves who sent it is ours alone.
-RESERVED_HEADERS = frozenset(
+# What frames the message, belongs to the connection or proves who sent it is ours alone: a second copy would let a
+# client forge a signature, or leave the receiver to guess which of two is meant.
+_RESERVED_HEADERS = frozenset(
     {
-        "host",
-        "content-length",
-        "transfer-encoding",
-        "connection",
-        "webhook-id",
-        "webhook-timestamp",
-        "webhook-signature",
-        "duetime-attempt",
-        "duetime-timer",
+        *(
+            "host",
+            "content-length",
+            "transfer-encoding",
+            "connection",
+            "keep-alive",
+            "proxy-connection",
+            "te",
+            "trailer",
+        ),
+        *("upgrade", "expect", "webhook-id", "webhook-timestamp", "webhook-signature", "traceparent"),
     }
 )
+_RESERVED_PREFIX = "duetime-"
+
+
+def is_reserved(header: str) -> bool:
+    """Whether a timer may not set this header of its callback."""
+    folded = header.lower()
+    return folded in _RESERVED_HEADERS or folded.startswith(_RESERVED_PREFIX)
+
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +75,6 @@ class _Route(Struct, frozen=True):
 
     url: Url
     head: bytes  # the request line and the headers that do not change
-    traced: bool  # the target brings a traceparent of its own
 
 
 class _Envelope(Struct, frozen=True, rename="camel"):
@@ -79,92 +87,6 @@ class _Envelope(Struct, frozen=True, rename="camel"):
 
 _NULL = Raw(b"null")
 _encode = msgspec.json.Encoder().encode
-
-
-class _Deadline:
-    """The time limit of one attempt. Past it the running task is canceled, once.
-
-    Whoever else cancels the task meanwhile is heard: ``reached`` is true only when the limit was the one and only
-    reason. That is what ``asyncio.timeout`` does; this one shares its timers.
-    """
-
-    __slots__ = ("_bucket", "_expired", "_requests", "_task")
-
-    def __init__(self, task: asyncio.Task[Any], bucket: set[_Deadline]) -> None:
-        self._task = task
-        self._requests = task.cancelling()
-        self._expired = False
-        self._bucket = bucket
-        bucket.add(self)
-
-    def expire(self) -> None:
-        self._expired = True
-        self._task.cancel()
-
-    def reached(self) -> bool:
-        """Asked after a cancellation; takes it back when it was ours."""
-        if not self._expired:
-            return False
-        self._expired = False
-        return self._task.uncancel() <= self._requests
-
-    def lift(self) -> None:
-        self._bucket.discard(self)
-
-
-class _Deadlines:
-    """The time limits of all attempts under way, on one timer of the event loop.
-
-    Nearly every limit is lifted long before it is reached, and setting and clearing a timer for each cost as much as
-    signing the request. So limits that fall into the same 1/64 s share a bucket: one may come that much late, never
-    early. The timer is set for the earliest bucket that has anything in it.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._buckets: dict[int, set[_Deadline]] = {}
-        self._ticks: list[int] = []  # a heap of the keys of _buckets
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_tick = 0
-
-    def begin(self, timeout_ms: int) -> _Deadline:
-        """A limit for the running task."""
-        loop = self._loop
-        task = asyncio.current_task(loop)
-        assert task is not None
-        tick = int((loop.time() + timeout_ms / 1000) * TICKS_PER_SECOND) + 1
-        bucket = self._buckets.get(tick)
-        if bucket is None:
-            bucket = self._buckets[tick] = set()
-            heappush(self._ticks, tick)
-        if self._alarm is None or tick < self._alarm_tick:
-            self._set_alarm(tick)
-        return _Deadline(task, bucket)
-
-    def _set_alarm(self, tick: int) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm_tick = tick
-        self._alarm = self._loop.call_at(tick / TICKS_PER_SECOND, self._ring)
-
-    def _ring(self) -> None:
-        self._alarm = None
-        now = self._loop.time() * TICKS_PER_SECOND
-        while self._ticks:
-            tick = self._ticks[0]
-            bucket = self._buckets[tick]
-            if bucket and tick > now:
-                self._set_alarm(tick)
-                return
-            heappop(self._ticks)
-            del self._buckets[tick]
-            for deadline in bucket:
-                deadline.expire()
-
-    def close(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
 
 
 class HttpDeliverer:
@@ -182,13 +104,13 @@ class HttpDeliverer:
         self._keys_of = keys_of
         self._agent = f"timer-platform/0.1.0 duetime/{version}"
         self._client = HttpClient(tls=tls)
-        self._deadlines: _Deadlines | None = None  # made by the first attempt, in the loop that all of them share
+        self._deadlines: Deadlines | None = None  # made by the first attempt, in the loop that all of them share
         self._cached_route = lru_cache(maxsize=ROUTES_CACHED_MAX)(self._prepare)
 
     async def deliver(self, timer: Timer, timeout_ms: int) -> Outcome:
         deadlines = self._deadlines
         if deadlines is None:
-            deadlines = self._deadlines = _Deadlines(asyncio.get_running_loop())
+            deadlines = self._deadlines = Deadlines(asyncio.get_running_loop())
         deadline = deadlines.begin(timeout_ms)
         try:
             route = self._route(timer.definition.target)
@@ -261,11 +183,11 @@ class HttpDeliverer:
         for name, value in headers:
             if not _TOKEN.fullmatch(name) or _BAD_IN_VALUE.search(value):
                 raise InvalidInput("callback_headers", f"has a header that HTTP does not allow: {name!r}")
-            if name.lower() in RESERVED_HEADERS:
+            if is_reserved(name):
                 raise InvalidInput("callback_headers", f"must not set {name}")
             lines.append(f"{name}: {value}")
         head = "".join(f"{line}\r\n" for line in lines).encode("utf-8", "replace")
-        return _Route(parsed, head, "traceparent" in names)
+        return _Route(parsed, head)
 
     def _message(self, route: _Route, timer: Timer) -> bytes:
         """The whole request. Made for each attempt: the timestamp is fresh and signed, the id stays."""
@@ -274,11 +196,10 @@ class HttpDeliverer:
         timestamp_s = self._clock.now() // 1000
         keys = self._keys_of(timer.namespace)
         signature = f"webhook-signature: {sign(keys, delivery_id, timestamp_s, body)}\r\n" if keys else ""
-        trace = "" if route.traced else f"traceparent: {_traceparent(delivery_id, timer.attempt)}\r\n"
         head = (
             f"webhook-id: {delivery_id}\r\nwebhook-timestamp: {timestamp_s}\r\n{signature}"
-            f"duetime-attempt: {timer.attempt}\r\nduetime-timer: {_name(timer)}\r\n{trace}"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"duetime-attempt: {timer.attempt}\r\nduetime-timer: {_name(timer)}\r\n"
+            f"traceparent: {_traceparent(delivery_id, timer.attempt)}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return b"".join((route.head, head.encode("ascii"), body))
 

@@ -16,6 +16,7 @@ from typing import Any, Never, TypeVar
 import msgspec
 
 from duetime.deliverers.egress import parse_url
+from duetime.deliverers.http import is_reserved
 from duetime.errors import InvalidInput
 
 T = TypeVar("T")
@@ -220,28 +221,6 @@ _ID = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{ID_CHARS_MAX}}}").ful
 _NAMESPACE = re.compile(rf"[A-Za-z0-9._-]{{1,{NAMESPACE_CHARS_MAX}}}").fullmatch
 _UUID = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}").fullmatch
 
-# Those that frame the message or belong to the connection, and those that Duetime sets on each attempt itself: a
-# second copy would let a client forge a signature, or leave the receiver to guess which of two is meant.
-_RESERVED_HEADERS = frozenset(
-    {
-        "host",
-        "content-length",
-        "transfer-encoding",
-        "connection",
-        "keep-alive",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "upgrade",
-        "expect",
-        "webhook-id",
-        "webhook-timestamp",
-        "webhook-signature",
-        "traceparent",
-    }
-)
-_RESERVED_PREFIX = "duetime-"
-
 
 def check_url(text: str, field: str) -> str:
     parse_url(text, field)
@@ -265,7 +244,7 @@ def check_headers(mapping: Mapping[str, str], field: str) -> dict[str, str]:
         if not _TOKEN(name):
             raise InvalidInput(field, f"has {_quoted(name)}, which is not a header name")
         folded = name.lower()
-        if folded in _RESERVED_HEADERS or folded.startswith(_RESERVED_PREFIX):
+        if is_reserved(name):
             raise InvalidInput(field, f"must not set {_quoted(name)}")
         if folded in seen:
             raise InvalidInput(field, f"must not have {_quoted(name)} twice")
