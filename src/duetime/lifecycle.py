@@ -15,7 +15,18 @@ from __future__ import annotations
 import msgspec
 
 from duetime.errors import InvalidInput, TimerNotPending
-from duetime.model import Definition, Outcome, OutcomeKind, ResponseProtocol, Status, Timer, replace
+from duetime.model import (
+    ANSWER_CHARS_KEPT_MAX,
+    ATTEMPTS_KEPT_MAX,
+    Attempt,
+    Definition,
+    Outcome,
+    OutcomeKind,
+    ResponseProtocol,
+    Status,
+    Timer,
+    replace,
+)
 from duetime.retry import Uniform, retry_at
 from duetime.timetext import parse_time
 
@@ -50,8 +61,9 @@ def begin(timer: Timer, *, now: int, version: int) -> Timer:
     )
 
 
-def settle(timer: Timer, outcome: Outcome, *, now: int, uniform: Uniform) -> Timer:
-    """What an attempt's outcome makes of the timer."""
+def settle(timer: Timer, outcome: Outcome, *, sent_at: int, now: int, uniform: Uniform) -> Timer:
+    """What the outcome of an attempt that was sent at ``sent_at`` makes of the timer."""
+    attempts = (*timer.attempts, _kept(timer, outcome, sent_at, now))[-ATTEMPTS_KEPT_MAX:]
     error, next_execute_at = _read(timer.definition.protocol, outcome)
     if next_execute_at is not None:
         return _pending(
@@ -65,9 +77,10 @@ def settle(timer: Timer, outcome: Outcome, *, now: int, uniform: Uniform) -> Tim
             lost=0,
             started_at=None,
             last_error=None,
+            attempts=attempts,
         )
     if error is None:
-        return _final(timer, Status.COMPLETED, now, last_error=None)
+        return _final(timer, Status.COMPLETED, now, last_error=None, attempts=attempts)
     failures = timer.failures + 1
     fire_at = retry_at(
         timer.definition.retry,
@@ -79,8 +92,8 @@ def settle(timer: Timer, outcome: Outcome, *, now: int, uniform: Uniform) -> Tim
     )
     error = error[:ERROR_LENGTH_MAX]
     if fire_at is None:
-        return _final(timer, Status.FAILED, now, failures=failures, last_error=error)
-    return _pending(timer, now, fire_at=fire_at, failures=failures, lost=0, last_error=error)
+        return _final(timer, Status.FAILED, now, failures=failures, last_error=error, attempts=attempts)
+    return _pending(timer, now, fire_at=fire_at, failures=failures, lost=0, last_error=error, attempts=attempts)
 
 
 def give_up(timer: Timer, *, now: int) -> Timer:
@@ -129,6 +142,21 @@ def _pending(timer: Timer, now: int, **changes: object) -> Timer:
 
 def _final(timer: Timer, status: Status, now: int, **changes: object) -> Timer:
     return replace(timer, status=status, deadline_at=None, version=0, executed_at=now, updated_at=now, **changes)
+
+
+def _kept(timer: Timer, outcome: Outcome, sent_at: int, now: int) -> Attempt:
+    """What is kept of an attempt: enough to see why it went as it did."""
+    answer = outcome.body[: 4 * ANSWER_CHARS_KEPT_MAX].decode("utf-8", "replace").replace("\0", "\ufffd")
+    error = None if outcome.error is None else outcome.error[:ERROR_LENGTH_MAX]
+    return Attempt(
+        timer.attempt,
+        sent_at,
+        max(0, now - sent_at),
+        outcome.kind,
+        outcome.status,
+        error,
+        answer[:ANSWER_CHARS_KEPT_MAX],
+    )
 
 
 def _read(protocol: ResponseProtocol, outcome: Outcome) -> tuple[str | None, int | None]:

@@ -92,6 +92,29 @@ class Definition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     protocol: ResponseProtocol = ResponseProtocol.ANSWER
 
 
+class OutcomeKind(enum.StrEnum):
+    ANSWERED = "answered"  # the target said something
+    UNREACHABLE = "unreachable"  # no connection, or it broke before the answer
+    TIMED_OUT = "timed_out"
+    REFUSED = "refused"  # the address guard did not let it out
+
+
+ATTEMPTS_KEPT_MAX = 10
+ANSWER_CHARS_KEPT_MAX = 200
+
+
+class Attempt(Struct, frozen=True, array_like=True):
+    """What is kept of an attempt, with its timer, for people to look at."""
+
+    number: int
+    sent_at: int
+    duration_ms: int
+    outcome: OutcomeKind
+    status: int | None = None  # of an HTTP answer
+    error: str | None = None
+    answer: str = ""  # how the answer began
+
+
 class Timer(Struct, frozen=True, kw_only=True, array_like=True):
     """One promise: call this target, with this payload, at this time. As JSON, which stores use, it is an array."""
 
@@ -116,6 +139,7 @@ class Timer(Struct, frozen=True, kw_only=True, array_like=True):
     executed_at: int | None = None  # when the timer became completed or failed
     deadline_at: int | None = None  # when executing: until when the attempt may be under way
     version: int = 0  # when executing: the version of the shard that began the attempt
+    attempts: tuple[Attempt, ...] = ()  # the latest recorded ones, oldest first
 
     @property
     def uuid(self) -> bytes:
@@ -132,13 +156,6 @@ class Timer(Struct, frozen=True, kw_only=True, array_like=True):
 def timer_uuid(namespace: str, id: str) -> bytes:
     """The row key of a timer, the same in every store."""
     return blake2b(f"{namespace}\0{id}".encode(), digest_size=16, person=b"duetime-timer").digest()
-
-
-class OutcomeKind(enum.StrEnum):
-    ANSWERED = "answered"  # the target said something
-    UNREACHABLE = "unreachable"  # no connection, or it broke before the answer
-    TIMED_OUT = "timed_out"
-    REFUSED = "refused"  # the address guard did not let it out
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

@@ -130,7 +130,7 @@ async def test_a_retry_is_begun_again_at_its_own_time_with_the_same_delivery_id(
     held = await holding(store)
     await with_timers(store, timer("a"))
     [first] = (await store.begin(ALICE, held, 10)).timers
-    waiting = lifecycle.settle(first, BROKEN, now=START, uniform=lambda low, high: 500)
+    waiting = lifecycle.settle(first, BROKEN, sent_at=START, now=START, uniform=lambda low, high: 500)
     assert await store.record(ALICE, [(first, waiting)]) == [True]
     assert (await store.begin(ALICE, held, 10)).next_at == START + 500
     clock.advance(500)

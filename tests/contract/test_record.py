@@ -41,7 +41,7 @@ async def begun(store, number: int = 1, **changes: object) -> list[Timer]:
 
 
 def settled(timer: Timer, outcome: Outcome) -> Timer:
-    return lifecycle.settle(timer, outcome, now=START + 9, uniform=lambda low, high: high)
+    return lifecycle.settle(timer, outcome, sent_at=START, now=START + 9, uniform=lambda low, high: high)
 
 
 WAYS = {

@@ -127,7 +127,6 @@ async def test_a_file_of_another_program_is_refused(path: Path, clock: ManualClo
     )
 
 
-@pytest.mark.xfail(strict=True, reason="the journal mode is set before the file is known to be ours")
 async def test_a_file_of_another_program_is_left_exactly_as_it_was(path: Path, clock: ManualClock) -> None:
     connection = apsw.Connection(str(path))
     connection.execute("CREATE TABLE theirs (x)")
@@ -195,7 +194,6 @@ async def test_the_attempts_of_a_dead_process_are_begun_as_soon_as_its_shards_ar
     await again.close()
 
 
-@pytest.mark.xfail(strict=True, reason="opening leaves the leases of the dead process standing: 10 s of nothing")
 async def test_the_shards_of_a_dead_process_are_free_at_once(path: Path, clock: ManualClock) -> None:
     store = await sqlite(path.parent, clock)
     await store.renew(ALICE, LEASE_MS)

@@ -95,7 +95,7 @@ def used(plans: Plans, tmp_path: Path):
 DUE, LOST = "INDEX timers_due (fire_at<?)", "INDEX timers_executing (deadline_at<?)"
 DUE_NEXT, LOST_NEXT = "INDEX timers_due (fire_at>?)", "INDEX timers_executing (deadline_at>?)"
 BY_UUID = "INDEX timers_uuid (uuid=?)"
-BY_AGE = "INDEX timers_final (namespace=? AND updated_at<?)"
+BY_AGE = "INDEX timers_final (namespace=? AND status=? AND updated_at<?)"
 BY_SEQ = "INTEGER PRIMARY KEY (rowid=?)"
 
 

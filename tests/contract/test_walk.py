@@ -137,7 +137,7 @@ class Walk:
             if rng.random() < 0.2:
                 after = lifecycle.defer(before, fire_at=0, now=now)
             else:
-                after = lifecycle.settle(before, rng.choice(OUTCOMES), now=now, uniform=rng.uniform)
+                after = lifecycle.settle(before, rng.choice(OUTCOMES), sent_at=now, now=now, uniform=rng.uniform)
             if after.status is Status.PENDING:
                 after = msgspec.structs.replace(after, fire_at=self.instant())
             changes.append((before, after))

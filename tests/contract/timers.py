@@ -12,6 +12,7 @@ from msgspec import Raw
 from duetime import lifecycle
 from duetime.model import (
     ABSENT,
+    Attempt,
     BodyFormat,
     Definition,
     HttpTarget,
@@ -94,6 +95,11 @@ FULL = timer(
     executed_at=START - 2,
     deadline_at=START + 90,
     version=3,
+    attempts=(
+        Attempt(3, START - 40, 12, OutcomeKind.TIMED_OUT),
+        Attempt(4, START - 20, 7, OutcomeKind.ANSWERED, 503, "HTTP 503", 'a "quoted" \\ answer 😀\n\x01 %s'),
+    ),
+    attempts=(Attempt(1, START - 5, 4, OutcomeKind.ANSWERED, 500, "HTTP 500", "«oops»\n"),),
 )
 """A timer that could not be, but that leaves no field to chance."""
 
@@ -115,7 +121,7 @@ def touched(timer: Timer) -> Timer:
 
 
 def completed(timer: Timer, now: int = START) -> Timer:
-    return lifecycle.settle(timer, DELIVERED, now=now, uniform=lambda low, high: high)
+    return lifecycle.settle(timer, DELIVERED, sent_at=now, now=now, uniform=lambda low, high: high)
 
 
 def ended(id: str, status: Status, *, at: int = START, **changes: object) -> Timer:

@@ -50,7 +50,7 @@ def begun(**changes: Any) -> Timer:
 
 
 def settle(timer: Timer, outcome: Outcome, now: int = NOW + 5) -> Timer:
-    return lifecycle.settle(timer, outcome, now=now, uniform=lambda a, b: b)
+    return lifecycle.settle(timer, outcome, sent_at=NOW, now=now, uniform=lambda a, b: b)
 
 
 def test_begin_counts_the_attempt_and_notes_its_deadline_and_version() -> None:

@@ -96,13 +96,14 @@ class Dispatcher:
             return
         destination.start(now)
         self._telemetry.lateness(now - timer.fire_at)
+        sent_at = now
         outcome = await deliverer.deliver(timer, timeout_ms)
         now = self._clock.now()
         if destination.note(outcome, now):
             for waiting in destination.waiting:
                 self._put_back(waiting, now + (destination.put_off_ms(now) or 0))
             destination.waiting.clear()
-        after = lifecycle.settle(timer, outcome, now=now, uniform=self._uniform)
+        after = lifecycle.settle(timer, outcome, sent_at=sent_at, now=now, uniform=self._uniform)
         self._telemetry.attempted(outcome.kind, after.status)
         self._recorder.add(timer, after)
 

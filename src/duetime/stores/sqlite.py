@@ -31,7 +31,7 @@ Tally = Counter[tuple[str, Status]]
 # What a record changes, and what a put writes besides.
 _STATE = (
     *("updated_at", "revision", "firing", "execute_at", "fire_at", "status", "attempt", "failures", "lost"),
-    *("last_error", "started_at", "executed_at", "deadline_at", "version"),
+    *("last_error", "started_at", "executed_at", "deadline_at", "version", "attempts"),
 )
 _FIXED = ("namespace", "id", "shard", "fingerprint", "correlation_id", "created_at")
 
@@ -82,7 +82,7 @@ def _state(timer: Timer) -> tuple[Any, ...]:
     return (
         *(timer.updated_at, timer.revision, timer.firing, timer.execute_at, timer.fire_at, timer.status.value),
         *(timer.attempt, timer.failures, timer.lost, timer.last_error, timer.started_at, timer.executed_at),
-        *(timer.deadline_at, timer.version),
+        *(timer.deadline_at, timer.version, _encode(timer.attempts).decode() if timer.attempts else "[]"),
     )
 
 
@@ -356,16 +356,15 @@ class SqliteStore:
         now, purged = self._clock.now(), 0
         for namespace in _namespaces(connection):
             kept_ms = retention_ms if namespace.retention_ms is None else namespace.retention_ms
-            old = connection.execute(
-                "SELECT seq, status FROM timers WHERE status NOT IN ('pending', 'executing') AND namespace = ? "
-                "AND updated_at < ? ORDER BY updated_at LIMIT ?",
-                (namespace.name, now - kept_ms, limit - purged),
-            ).fetchall()
-            connection.executemany("DELETE FROM timers WHERE seq = ?", [(seq,) for seq, _ in old])
-            _count(
-                connection, Counter({(namespace.name, Status(s)): -n for s, n in Counter(s for _, s in old).items()})
-            )
-            purged += len(old)
+            for status in (Status.COMPLETED, Status.FAILED, Status.CANCELED):
+                old = connection.execute(
+                    "SELECT seq FROM timers WHERE status NOT IN ('pending', 'executing') AND namespace = ? "
+                    "AND status = ? AND updated_at < ? ORDER BY updated_at LIMIT ?",
+                    (namespace.name, status.value, now - kept_ms, limit - purged),
+                ).fetchall()
+                connection.executemany("DELETE FROM timers WHERE seq = ?", old)
+                _count(connection, Counter({(namespace.name, status): -len(old)}))
+                purged += len(old)
         return purged
 
     def _put_namespace(self, connection: Connection, asked: list[Namespace]) -> list[Namespace | None]:

@@ -52,13 +52,19 @@ MIGRATIONS: tuple[str, ...] = (
         started_at     INTEGER,
         executed_at    INTEGER,
         deadline_at    INTEGER,
-        version        INTEGER NOT NULL
+        version        INTEGER NOT NULL,
+        attempts       TEXT NOT NULL
     ) STRICT;
 
     CREATE UNIQUE INDEX timers_uuid ON timers (uuid);
     CREATE INDEX timers_due ON timers (fire_at) WHERE status = 'pending';
     CREATE INDEX timers_executing ON timers (deadline_at) WHERE status = 'executing';
-    CREATE INDEX timers_final ON timers (namespace, updated_at) WHERE status NOT IN ('pending', 'executing');
+    CREATE INDEX timers_final ON timers (namespace, status, updated_at) WHERE status NOT IN ('pending', 'executing');
+
+    -- For lists: newest first, soonest first, and what belongs together. A rowid ends every index, so each has an order.
+    CREATE INDEX timers_namespace ON timers (namespace);
+    CREATE INDEX timers_execute_at ON timers (execute_at);
+    CREATE INDEX timers_correlation_id ON timers (correlation_id) WHERE correlation_id IS NOT NULL;
 
     -- Exact counts without a scan, kept by the transactions that change them.
     CREATE TABLE tallies (
