@@ -55,6 +55,64 @@ class Query(Struct, frozen=True, kw_only=True):
     offset: int = 0
 
 
+class Order(enum.StrEnum):
+    """In what order a page comes: each is an index of its own, and each ends with the order of creation."""
+
+    NEWEST = "newest"  # by creation, latest first
+    SOONEST = "soonest"  # by execute_at
+    DUE = "due"  # pending timers by fire_at
+    DEADLINE = "deadline"  # executing timers by the deadline of their attempt
+    FINISHED = "finished"  # final timers, latest first
+
+
+class Filter(Struct, frozen=True, kw_only=True):
+    """Which timers to page through; what is None does not matter."""
+
+    namespace: str | None = None
+    status: Status | None = None
+    correlation_id: str | None = None
+    execute_after: int | None = None  # execute_at >= this
+    execute_before: int | None = None  # execute_at < this
+
+    @property
+    def order(self) -> Order:
+        """The order that fits what is asked for, so that a page never costs a scan."""
+        if self.correlation_id is not None:
+            return Order.NEWEST
+        if self.execute_after is not None or self.execute_before is not None:
+            return Order.SOONEST
+        match self.status:
+            case None:
+                return Order.NEWEST
+            case Status.PENDING:
+                return Order.DUE
+            case Status.EXECUTING:
+                return Order.DEADLINE
+        return Order.FINISHED
+
+    def matches(self, timer: Timer) -> bool:
+        return (
+            self.namespace in (None, timer.namespace)
+            and self.status in (None, timer.status)
+            and self.correlation_id in (None, timer.correlation_id)
+            and (self.execute_after is None or timer.execute_at >= self.execute_after)
+            and (self.execute_before is None or timer.execute_at < self.execute_before)
+        )
+
+
+class Place(Struct, frozen=True, array_like=True):
+    """Where a page ended: the order, the value it is by, and the store's own mark of creation."""
+
+    order: Order
+    value: int
+    mark: int
+
+
+class Page(Struct, frozen=True):
+    timers: list[Timer]
+    next: Place | None  # where the next page begins; None when there is none
+
+
 class Store(Protocol):
     shards: int
     """How many shards there are, fixed when the store was first opened."""
@@ -87,6 +145,13 @@ class Store(Protocol):
 
     async def find(self, query: Query) -> list[Timer]:
         """One page of timers."""
+
+    async def page(self, filter: Filter, limit: int, after: Place | None = None) -> Page:
+        """Up to ``limit`` timers in the filter's order, behind ``after``.
+
+        A timer that neither moves nor changes its status while somebody pages is shown exactly once, whatever comes and
+        goes around it.
+        """
 
     async def tally(self, namespace: str | None = None) -> dict[Status, int]:
         """How many timers there are, exactly, by status; of one namespace or of all."""

@@ -115,7 +115,6 @@ async def test_a_taken_identity_returns_the_timer_as_it_is_now(store, clock: Man
     assert await store.put(another(first)) == canceled
 
 
-@pytest.mark.xfail(strict=True, reason="put takes a timer of an equal revision for the one that it just wrote")
 async def test_the_very_same_timer_put_again_finds_its_identity_taken(store) -> None:
     assert await store.put(first := timer()) is None
     assert await store.put(first) == first

@@ -218,6 +218,7 @@ async def test_a_kill_loses_nothing_that_was_acknowledged(path: Path, clock: Man
             first = [process.stdout.readline() for _ in range(rng.randrange(1, 300))]
             process.kill()
             lines = b"".join(first) + process.stdout.read()
+        assert all(first), "the putter ended by itself; what it said is on stderr"
         # The kill may have cut the last line in two.
         acknowledged.extend(line.decode() for line in lines.splitlines(keepends=True) if line.endswith(b"\n"))
 

@@ -95,10 +95,6 @@ FULL = timer(
     executed_at=START - 2,
     deadline_at=START + 90,
     version=3,
-    attempts=(
-        Attempt(3, START - 40, 12, OutcomeKind.TIMED_OUT),
-        Attempt(4, START - 20, 7, OutcomeKind.ANSWERED, 503, "HTTP 503", 'a "quoted" \\ answer 😀\n\x01 %s'),
-    ),
     attempts=(Attempt(1, START - 5, 4, OutcomeKind.ANSWERED, 500, "HTTP 500", "«oops»\n"),),
 )
 """A timer that could not be, but that leaves no field to chance."""

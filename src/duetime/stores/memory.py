@@ -15,7 +15,7 @@ from msgspec import Struct
 from duetime import lifecycle
 from duetime.clock import Clock
 from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer
-from duetime.store import Begun, Query, Sort, Standing
+from duetime.store import Begun, Filter, Order, Page, Place, Query, Sort, Standing
 
 
 class _Shard(Struct):
@@ -29,6 +29,8 @@ class MemoryStore:
         self.shards = shards
         self._clock = clock
         self._timers: dict[tuple[str, str], Timer] = {}
+        self._marks: dict[tuple[str, str], int] = {}  # in order of creation
+        self._mark = 0
         self._shards = [_Shard() for _ in range(shards)]
         self._instances: dict[bytes, int] = {}
         default = Namespace(name=DEFAULT_NAMESPACE, shards=shards, created_at=clock.now())
@@ -47,8 +49,12 @@ class MemoryStore:
         await asyncio.Event().wait()
 
     async def put(self, timer: Timer) -> Timer | None:
-        there = self._timers.setdefault((timer.namespace, timer.id), timer)
-        return None if there is timer else there
+        key = timer.namespace, timer.id
+        if key in self._timers:
+            return self._timers[key]
+        self._mark += 1
+        self._timers[key], self._marks[key] = timer, self._mark
+        return None
 
     async def put_many(self, timers: Sequence[Timer]) -> list[Timer | None]:
         return [await self.put(timer) for timer in timers]
@@ -78,6 +84,29 @@ class MemoryStore:
         if query.descending:
             found.reverse()
         return found[query.offset : query.offset + query.limit]
+
+    async def page(self, filter: Filter, limit: int, after: Place | None = None) -> Page:
+        order = filter.order
+
+        def place(timer: Timer) -> Place:
+            mark = self._marks[timer.namespace, timer.id]
+            value = {
+                Order.NEWEST: mark,
+                Order.SOONEST: timer.execute_at,
+                Order.DUE: timer.fire_at,
+                Order.DEADLINE: timer.deadline_at or 0,
+                Order.FINISHED: timer.updated_at,
+            }[order]
+            return Place(order, value, mark)
+
+        latest_first = order in (Order.NEWEST, Order.FINISHED)
+
+        def rank(at: Place) -> tuple[int, int]:
+            return (-at.value, -at.mark) if latest_first else (at.value, at.mark)
+
+        found = sorted(((place(t), t) for t in self._timers.values() if filter.matches(t)), key=lambda x: rank(x[0]))
+        behind = [(at, t) for at, t in found if after is None or rank(at) > rank(after)]
+        return Page([t for _, t in behind[:limit]], behind[limit - 1][0] if len(behind) > limit else None)
 
     async def tally(self, namespace: str | None = None) -> dict[Status, int]:
         counts = Counter(t.status for t in self._timers.values() if namespace in (None, t.namespace))

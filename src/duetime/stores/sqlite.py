@@ -11,7 +11,7 @@ between.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,81 +21,13 @@ from duetime import lifecycle
 from duetime.clock import Clock
 from duetime.errors import SettingsError
 from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer, timer_uuid
-from duetime.store import Begun, Query, Sort, Standing
+from duetime.store import Begun, Filter, Page, Place, Query, Standing
 from duetime.stores.sqlite_file import SqliteFile
+from duetime.stores.sqlite_lists import find, page
+from duetime.stores.sqlite_rows import STATE, Connection, by_uuid, encode, insert_rows, select, state, update_rows
 from duetime.stores.sqlite_schema import MIGRATIONS
 
-Connection = Any
 Tally = Counter[tuple[str, Status]]
-
-# What a record changes, and what a put writes besides.
-_STATE = (
-    *("updated_at", "revision", "firing", "execute_at", "fire_at", "status", "attempt", "failures", "lost"),
-    *("last_error", "started_at", "executed_at", "deadline_at", "version", "attempts"),
-)
-_FIXED = ("namespace", "id", "shard", "fingerprint", "correlation_id", "created_at")
-
-_CHUNKS = (128, 32, 8, 1)  # rows per statement: four texts to prepare, whatever the batch
-
-
-# A timer as one JSON text, which msgspec reads straight into the model. Put together by hand and not by SQLite's JSON
-# functions, which would drop the white space of a payload.
-_COLUMNS = Timer.__struct_fields__
-_TEXTS = frozenset({"namespace", "id", "fingerprint", "correlation_id", "status", "last_error"})
-_VALUES = [f"json_quote({c})" if c in _TEXTS else f"ifnull({c}, 'null')" for c in _COLUMNS]
-_AS_JSON = f"format('[{','.join(['%s'] * len(_COLUMNS))}]', {', '.join(_VALUES)})"
-
-_timers_decoder = msgspec.json.Decoder(list[Timer])
-_namespace_decoder = msgspec.json.Decoder(Namespace)
-_encode = msgspec.json.Encoder().encode
-
-_INSERT = f"INSERT INTO timers (seq, uuid, definition, timeout_ms, {', '.join(_FIXED + _STATE)}) VALUES "
-_INSERT_WIDTH = 4 + len(_FIXED) + len(_STATE)
-_RECORD = "UPDATE timers SET " + ", ".join(f"{c} = new.{c}" for c in _STATE) + " FROM new"
-_RECORD_WIDTH = 2 + len(_STATE)
-
-
-_OF_AN_OLDER_VERSION = "version <> (SELECT version FROM shards WHERE shards.shard = timers.shard)"
-
-
-def _placeholders(width: int, rows: int) -> str:
-    return ", ".join(["(" + ", ".join("?" * width) + ")"] * rows)
-
-
-_INSERTS = {n: f"{_INSERT}{_placeholders(_INSERT_WIDTH, n)} ON CONFLICT (uuid) DO NOTHING" for n in _CHUNKS}
-_RECORDS = {
-    n: f"WITH new (uuid, was, {', '.join(_STATE)}) AS (VALUES {_placeholders(_RECORD_WIDTH, n)}) {_RECORD} "
-    "WHERE timers.uuid = new.uuid AND timers.revision = new.was"
-    for n in _CHUNKS
-}
-
-
-def _chunked(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    start = 0
-    for size in _CHUNKS:
-        while len(rows) - start >= size:
-            yield rows[start : start + size]
-            start += size
-
-
-def _state(timer: Timer) -> tuple[Any, ...]:
-    return (
-        *(timer.updated_at, timer.revision, timer.firing, timer.execute_at, timer.fire_at, timer.status.value),
-        *(timer.attempt, timer.failures, timer.lost, timer.last_error, timer.started_at, timer.executed_at),
-        *(timer.deadline_at, timer.version, _encode(timer.attempts).decode() if timer.attempts else "[]"),
-    )
-
-
-def _select(connection: Connection, source: str, bindings: object = ()) -> list[Timer]:
-    """The timers that ``source`` (everything after ``FROM``) names, in its order."""
-    sql = f"SELECT '[' || ifnull(group_concat({_AS_JSON}, ','), '') || ']' FROM {source}"
-    return _timers_decoder.decode(connection.execute(sql, bindings).get)
-
-
-def _by_uuid(connection: Connection, uuids: Iterable[bytes]) -> dict[bytes, Timer]:
-    listed = _encode([uuid.hex() for uuid in uuids]).decode()
-    source = "timers WHERE uuid IN (SELECT unhex(value) FROM json_each(?))"
-    return {timer.uuid: timer for timer in _select(connection, source, (listed,))}
 
 
 class SqliteStore:
@@ -125,14 +57,17 @@ class SqliteStore:
 
     async def get(self, namespace: str, id: str) -> Timer | None:
         uuid = timer_uuid(namespace, id)
-        found = await self._file.read(lambda c: _select(c, "timers WHERE uuid = ?", (uuid,)))
+        found = await self._file.read(lambda c: select(c, "timers WHERE uuid = ?", (uuid,)))
         return found[0] if found else None
 
     async def swap(self, before: Timer, after: Timer | None) -> bool:
         return await self._file.write(self._swap, (before, after))
 
     async def find(self, query: Query) -> list[Timer]:
-        return await self._file.read(lambda c: _find(c, query))
+        return await self._file.read(lambda c: find(c, query))
+
+    async def page(self, filter: Filter, limit: int, after: Place | None = None) -> Page:
+        return await self._file.read(lambda c: page(c, filter, limit, after, [n.name for n in _namespaces(c)]))
 
     async def tally(self, namespace: str | None = None) -> dict[Status, int]:
         sql = "SELECT status, sum(timers) FROM tallies WHERE ?1 IS NULL OR namespace = ?1 GROUP BY status"
@@ -193,26 +128,12 @@ class SqliteStore:
         timers = [timer for several in asked for timer in several]
         first_seq = max(self._seq + 1, self._clock.now() << 20)
         self._seq = first_seq + len(timers)
-        uuids = [timer.uuid for timer in timers]
-        rows = [
-            (
-                *(
-                    seq,
-                    uuid,
-                    _encode(timer.definition).decode(),
-                    timer.definition.timeout_ms,
-                    timer.namespace,
-                    timer.id,
-                ),
-                *(timer.shard, timer.fingerprint, timer.correlation_id, timer.created_at, *_state(timer)),
-            )
-            for seq, (uuid, timer) in enumerate(zip(uuids, timers, strict=True), first_seq)
-        ]
         taken: list[Timer | None] = [None] * len(timers)
-        if _write_rows(connection, _INSERTS, rows) < len(rows):
-            there = _by_uuid(connection, uuids)
-            for place, (uuid, timer) in enumerate(zip(uuids, timers, strict=True)):
-                taken[place] = there[uuid] if there[uuid] != timer else None
+        if insert_rows(connection, timers, first_seq) < len(timers):
+            there = by_uuid(connection, [timer.uuid for timer in timers])
+            for place, timer in enumerate(timers):
+                found, seq = there[timer.uuid]
+                taken[place] = None if seq == first_seq + place else found
         written = (timer for timer, other in zip(timers, taken, strict=True) if other is None)
         _count(connection, Counter((timer.namespace, timer.status) for timer in written))
         answers = iter(taken)
@@ -226,11 +147,11 @@ class SqliteStore:
         if after is None:
             connection.execute(f"DELETE FROM timers {where}", (before.uuid, before.revision))
         else:
-            changes = ("definition", "timeout_ms", "fingerprint", "correlation_id", "created_at", *_STATE)
-            values = (_encode(after.definition).decode(), after.definition.timeout_ms, after.fingerprint)
+            changes = ("definition", "timeout_ms", "fingerprint", "correlation_id", "created_at", *STATE)
+            values = (encode(after.definition).decode(), after.definition.timeout_ms, after.fingerprint)
             connection.execute(
                 f"UPDATE timers SET {', '.join(f'{c} = ?' for c in changes)} {where}",
-                (*values, after.correlation_id, after.created_at, *_state(after), before.uuid, before.revision),
+                (*values, after.correlation_id, after.created_at, *state(after), before.uuid, before.revision),
             )
         swapped: bool = connection.changes() == 1
         if swapped:
@@ -261,7 +182,7 @@ class SqliteStore:
             rows = connection.execute(
                 "UPDATE shards SET owner_id = ?1, version = version + 1, lease_until = ?2 WHERE shard IN "
                 "(SELECT value FROM json_each(?3)) AND (lease_until <= ?4 OR owner_id = ?1) RETURNING shard, version",
-                (owner_id, now + lease_ms, _encode(list(shards)).decode(), now),
+                (owner_id, now + lease_ms, encode(list(shards)).decode(), now),
             )
             claimed.append(dict(rows.fetchall()))
         return claimed
@@ -280,7 +201,7 @@ class SqliteStore:
         now = self._clock.now()
         ours = dict(held.items() & _held(connection, owner_id).items())
         refused = frozenset(held.keys() - ours.keys())
-        bindings = {"now": now, "limit": limit, "shards": _encode(list(ours)).decode()}
+        bindings = {"now": now, "limit": limit, "shards": encode(list(ours)).decode()}
         where = "namespace NOT IN (SELECT name FROM namespaces WHERE paused)"
         if len(ours) < self.shards:
             where += " AND shard IN (SELECT value FROM json_each(:shards))"
@@ -289,14 +210,12 @@ class SqliteStore:
         due = [
             timer
             for condition in (expired, pending)
-            for timer in _select(connection, f"(SELECT * FROM timers WHERE {condition})", bindings)
+            for timer in select(connection, f"(SELECT * FROM timers WHERE {condition})", bindings)
         ]
         due.sort(key=lambda timer: timer.fire_at)
         del due[limit:]
         begun = [lifecycle.begin(timer, now=now, version=ours[timer.shard]) for timer in due]
-        _write_rows(
-            connection, _RECORDS, [(new.uuid, old.revision, *_state(new)) for old, new in zip(due, begun, strict=True)]
-        )
+        update_rows(connection, list(zip(due, begun, strict=True)))
         tally: Tally = Counter()
         for old in due:
             tally[old.namespace, old.status] -= 1
@@ -328,20 +247,13 @@ class SqliteStore:
         self, connection: Connection, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]
     ) -> list[bool]:
         held = _held(connection, owner_id)
-        rows = [
-            (before.uuid, before.revision, *_state(after))
-            for before, after in changes
-            if held.get(before.shard) == before.version
-        ]
-        written = _write_rows(connection, _RECORDS, rows)
-        if written == len(changes):
+        ours = [change for change in changes if held.get(change[0].shard) == change[0].version]
+        if update_rows(connection, ours) == len(changes):
             recorded = [True] * len(changes)
         else:
-            there = _by_uuid(connection, [row[0] for row in rows])
-            recorded = []
-            for before, after in changes:
-                found = there.get(before.uuid)
-                recorded.append(found is not None and found.revision == after.revision)
+            there = by_uuid(connection, [before.uuid for before, _ in ours])
+            revisions = {uuid: timer.revision for uuid, (timer, _) in there.items()}
+            recorded = [revisions.get(before.uuid) == after.revision for before, after in changes]
         tally: Tally = Counter()
         for (before, after), done in zip(changes, recorded, strict=True):
             tally[before.namespace, before.status] -= done
@@ -384,6 +296,10 @@ class SqliteStore:
         return swapped
 
 
+_OF_AN_OLDER_VERSION = "version <> (SELECT version FROM shards WHERE shards.shard = timers.shard)"
+_namespace_decoder = msgspec.json.Decoder(Namespace)
+
+
 def _migrate(connection: Connection, path: Path) -> None:
     version = connection.execute("PRAGMA user_version").get
     if version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").get:
@@ -396,15 +312,6 @@ def _migrate(connection: Connection, path: Path) -> None:
     for number, script in enumerate(MIGRATIONS[version:], version + 1):
         connection.execute(script)
         connection.execute(f"PRAGMA user_version = {number}")
-
-
-def _write_rows(connection: Connection, statements: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> int:
-    """Run the statement for as many rows at a time as it has a text for; how many rows it changed."""
-    before = connection.total_changes()
-    for chunk in _chunked(rows):
-        connection.execute(statements[len(chunk)], [value for row in chunk for value in row])
-    changed: int = connection.total_changes() - before
-    return changed
 
 
 def _count(connection: Connection, tally: Tally) -> None:
@@ -421,20 +328,6 @@ def _held(connection: Connection, owner_id: bytes) -> dict[int, int]:
     return {int(shard): version for shard, version in msgspec.json.decode(held).items()}
 
 
-def _find(connection: Connection, query: Query) -> list[Timer]:
-    where = "namespace = :namespace" + ("" if query.status is None else " AND status = :status")
-    way = "DESC" if query.descending else "ASC"
-    order = {Sort.CREATED_AT: f"seq {way}", Sort.EXECUTE_AT: f"execute_at {way}, seq {way}"}[query.sort]
-    bindings = {
-        "namespace": query.namespace,
-        "status": query.status and query.status.value,
-        "limit": query.limit,
-        "offset": query.offset,
-    }
-    page = f"(SELECT * FROM timers WHERE {where} ORDER BY {order} LIMIT :limit OFFSET :offset)"
-    return _select(connection, page, bindings)
-
-
 def _namespaces(connection: Connection) -> list[Namespace]:
     rows = connection.execute("SELECT definition FROM namespaces ORDER BY name").fetchall()
     return [_namespace_decoder.decode(definition) for (definition,) in rows]
@@ -446,4 +339,4 @@ def _namespace(connection: Connection, name: str) -> Namespace | None:
 
 
 def _namespace_row(namespace: Namespace) -> tuple[Any, ...]:
-    return namespace.name, namespace.paused, namespace.retention_ms, _encode(namespace)
+    return namespace.name, namespace.paused, namespace.retention_ms, encode(namespace)

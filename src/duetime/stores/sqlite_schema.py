@@ -61,7 +61,7 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX timers_executing ON timers (deadline_at) WHERE status = 'executing';
     CREATE INDEX timers_final ON timers (namespace, status, updated_at) WHERE status NOT IN ('pending', 'executing');
 
-    -- For lists: newest first, soonest first, and what belongs together. A rowid ends every index, so each has an order.
+    -- For lists: newest first, soonest first, and what belongs together. A rowid ends every index: each has an order.
     CREATE INDEX timers_namespace ON timers (namespace);
     CREATE INDEX timers_execute_at ON timers (execute_at);
     CREATE INDEX timers_correlation_id ON timers (correlation_id) WHERE correlation_id IS NOT NULL;

@@ -1,0 +1,118 @@
+"""Timers as rows of SQLite and back: many in one statement, straight into the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from duetime.model import Timer
+
+Connection = Any
+
+# What a record changes, and what a put writes besides.
+STATE = (
+    *("updated_at", "revision", "firing", "execute_at", "fire_at", "status", "attempt", "failures", "lost"),
+    *("last_error", "started_at", "executed_at", "deadline_at", "version", "attempts"),
+)
+_FIXED = ("namespace", "id", "shard", "fingerprint", "correlation_id", "created_at")
+
+_CHUNKS = (128, 32, 8, 1)  # rows per statement: four texts to prepare, whatever the batch
+
+
+# A timer as one JSON text, which msgspec reads straight into the model. Put together by hand and not by SQLite's JSON
+# functions, which would drop the white space of a payload.
+_COLUMNS = Timer.__struct_fields__
+_TEXTS = frozenset({"namespace", "id", "fingerprint", "correlation_id", "status", "last_error"})
+_VALUES = [f"json_quote({c})" if c in _TEXTS else f"ifnull({c}, 'null')" for c in _COLUMNS]
+_AS_JSON = f"format('[{','.join(['%s'] * len(_COLUMNS))}]', {', '.join(_VALUES)})"
+
+_timers_decoder = msgspec.json.Decoder(list[Timer])
+encode = msgspec.json.Encoder().encode
+
+_INSERT = f"INSERT INTO timers (seq, uuid, definition, timeout_ms, {', '.join(_FIXED + STATE)}) VALUES "
+_INSERT_WIDTH = 4 + len(_FIXED) + len(STATE)
+_RECORD = "UPDATE timers SET " + ", ".join(f"{c} = new.{c}" for c in STATE) + " FROM new"
+_RECORD_WIDTH = 2 + len(STATE)
+
+
+def _placeholders(width: int, rows: int) -> str:
+    return ", ".join(["(" + ", ".join("?" * width) + ")"] * rows)
+
+
+_INSERTS = {n: f"{_INSERT}{_placeholders(_INSERT_WIDTH, n)} ON CONFLICT (uuid) DO NOTHING" for n in _CHUNKS}
+_RECORDS = {
+    n: f"WITH new (uuid, was, {', '.join(STATE)}) AS (VALUES {_placeholders(_RECORD_WIDTH, n)}) {_RECORD} "
+    "WHERE timers.uuid = new.uuid AND timers.revision = new.was"
+    for n in _CHUNKS
+}
+
+
+def _chunked(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    start = 0
+    for size in _CHUNKS:
+        while len(rows) - start >= size:
+            yield rows[start : start + size]
+            start += size
+
+
+def state(timer: Timer) -> tuple[Any, ...]:
+    return (
+        *(timer.updated_at, timer.revision, timer.firing, timer.execute_at, timer.fire_at, timer.status.value),
+        *(timer.attempt, timer.failures, timer.lost, timer.last_error, timer.started_at, timer.executed_at),
+        *(timer.deadline_at, timer.version, encode(timer.attempts).decode() if timer.attempts else "[]"),
+    )
+
+
+_TIMERS = f"'[' || ifnull(group_concat({_AS_JSON}, ','), '') || ']'"
+_SEQS = "'[' || ifnull(group_concat(seq), '') || ']'"
+
+
+def select(connection: Connection, source: str, bindings: object = ()) -> list[Timer]:
+    """The timers that ``source`` (everything after ``FROM``) names, in its order."""
+    return _timers_decoder.decode(connection.execute(f"SELECT {_TIMERS} FROM {source}", bindings).get)
+
+
+def select_with_seq(connection: Connection, source: str, bindings: object = ()) -> list[tuple[Timer, int]]:
+    """The same, each with its rowid."""
+    timers, seqs = connection.execute(f"SELECT {_TIMERS}, {_SEQS} FROM {source}", bindings).fetchall()[0]
+    return list(zip(_timers_decoder.decode(timers), msgspec.json.decode(seqs), strict=True))
+
+
+def by_uuid(connection: Connection, uuids: Iterable[bytes]) -> dict[bytes, tuple[Timer, int]]:
+    """Those of the timers that there are, each with its rowid."""
+    listed = encode([uuid.hex() for uuid in uuids]).decode()
+    source = "timers WHERE uuid IN (SELECT unhex(value) FROM json_each(?))"
+    return {timer.uuid: (timer, seq) for timer, seq in select_with_seq(connection, source, (listed,))}
+
+
+def insert_rows(connection: Connection, timers: Sequence[Timer], first_seq: int) -> int:
+    """Write new timers where their place is free; how many were."""
+    return _write_rows(
+        connection,
+        _INSERTS,
+        [
+            (
+                *(seq, timer.uuid, encode(timer.definition).decode(), timer.definition.timeout_ms),
+                *(timer.namespace, timer.id, timer.shard, timer.fingerprint, timer.correlation_id, timer.created_at),
+                *state(timer),
+            )
+            for seq, timer in enumerate(timers, first_seq)
+        ],
+    )
+
+
+def update_rows(connection: Connection, changes: Sequence[tuple[Timer, Timer]]) -> int:
+    """Write the state of each second timer over the first where that is still at its revision; how many were."""
+    rows = [(before.uuid, before.revision, *state(after)) for before, after in changes]
+    return _write_rows(connection, _RECORDS, rows)
+
+
+def _write_rows(connection: Connection, statements: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> int:
+    """Run the statement for as many rows at a time as it has a text for; how many rows it changed."""
+    before = connection.total_changes()
+    for chunk in _chunked(rows):
+        connection.execute(statements[len(chunk)], [value for row in chunk for value in row])
+    changed: int = connection.total_changes() - before
+    return changed
