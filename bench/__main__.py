@@ -1,4 +1,4 @@
-"""``python -m bench``: runs the measurements, then prints the table and, if asked, writes it as JSON."""
+"""``python -m bench``: runs the measurements in about four minutes, prints the table and writes it as JSON if asked."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import msgspec
 import uvloop
 
 from bench import creates, deliveries, pending, steady, sustained
+from bench.machine import Machine
 from bench.processes import WRK, WRK_MISSING, BenchError, receiver
 from bench.report import Row, table
 from bench.rounds import Bench
@@ -34,7 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="about 40 seconds: one round, smaller sizes")
     parser.add_argument(
-        "--rounds", type=int, help="rounds of each measurement [3, and 2 of those that take long; 1 with --quick]"
+        "--rounds",
+        type=int,
+        help="rounds of each measurement [3, and 2 of those that take long; 1 with --quick]; sustained is run once",
     )
     parser.add_argument("--only", choices=MEASUREMENTS, action="append", help="run this one alone; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows of the table here")
@@ -55,7 +58,7 @@ async def _measure(options: argparse.Namespace, directory: Path) -> list[Row]:
         )
         for name in options.only or MEASUREMENTS:
             if name == "pending" and options.quick and not options.only:
-                rows.append(Row(name, "skipped", "takes too long for --quick; --quick --only pending has 100 k timers"))
+                rows.append(Row(name, "skipped", "try --quick --only pending, with 100 k"))
                 continue
             try:
                 rows += await MEASUREMENTS[name](bench)
@@ -70,6 +73,7 @@ def main() -> int:
     if WRK is None:
         print(WRK_MISSING, file=sys.stderr)
     # Beside the code, so that the files are on a real disk even where /tmp is memory.
+    machine = Machine()
     directory = Path(tempfile.mkdtemp(prefix="run-", dir=Path(__file__).parent))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -77,6 +81,7 @@ def main() -> int:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     print(table(rows))
+    print(machine.summary())
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
     return 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from bench.processes import WRK, BenchError, Process, duetime, worker, wrk
 from bench.report import Row, compared, ms, rate, us
 from bench.rounds import Bench, Part, Sample
 from bench.timers import at_once, callback_body, fill, now_ms, remove
+from duetime.model import Timer
 
 CONCURRENT = 256
 ARRIVE_SECONDS_MAX = 60
@@ -30,39 +32,42 @@ async def arrivals(bench: Bench, count: int, server: Process, recorded: int | No
     """What the receiver saw and the server spent, once ``count`` callbacks came and ``recorded`` are completed."""
     cpu = server.cpu_seconds()
     came = (await bench.receiver.ask(f"wait {count} {ARRIVE_SECONDS_MAX}"))["count"]
-    await completed(server, count if recorded is None else recorded)
+    put_off = await completed(server, count if recorded is None else recorded)
     cpu = server.cpu_seconds() - cpu
     if came != count:
         raise BenchError(f"{came} callbacks came where {count} were due")
-    return {**await bench.receiver.ask("report"), "server_cpu": cpu / count}
+    return {**await bench.receiver.ask("report"), "server_cpu": cpu / count, "put_off": put_off}
 
 
-async def completed(server: Process, count: int) -> None:
-    """Return when the store says that so many timers are completed."""
+async def completed(server: Process, count: int) -> float:
+    """Return when the store says that so many timers are completed: how many attempts were put off until then."""
     for _ in range(round(RECORDED_SECONDS_MAX / 0.05)):
         _, page = await server.get("/metrics")
-        wanted = 'duetime_timers{status="completed"} '
-        done = [float(line.removeprefix(wanted)) for line in page.splitlines() if line.startswith(wanted)]
-        if done and done[0] >= count:
-            return
+        metrics = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+        if float(metrics.get('duetime_timers{status="completed"}', 0)) >= count:
+            return float(metrics.get("duetime_deferred_total", 0))
         await asyncio.sleep(0.05)
     raise BenchError(f"not all of {count} timers were recorded as completed")
 
 
-async def burst(bench: Bench, file: Path, count: int) -> Sample:
-    """Timers due at one instant, put into the file ahead, fired by a server that starts just before."""
-    for patience in (1, 2, 4):
-        due = now_ms() + (START_MS + count // 20) * patience
-        await fill(file, at_once(bench.url, count, due))
-        await bench.receiver.ask("reset")
-        async with duetime(bench.directory, file) as server:
-            early = now_ms() < due
-            if early:
-                sample = await arrivals(bench, count, server)
-        remove(file)
-        if early:
+async def ahead_of(attempt: Callable[[int], Awaitable[Sample | None]], wait_ms: int) -> Sample:
+    """Try with timers due in ``wait_ms``, and longer ones while the server comes up too late for them (None)."""
+    for patience in (1, 2, 4, 8):
+        sample = await attempt(now_ms() + wait_ms * patience)
+        if sample is not None:
             return sample
-    raise BenchError("the server was never up before its timers were due")
+    raise BenchError("the server was never up before its timers were due: the machine is too busy")
+
+
+async def fired(bench: Bench, file: Path, timers: Sequence[Timer], first_due: int) -> Sample | None:
+    """Timers put into the file ahead and fired by a server that starts just before; None if it started too late."""
+    await fill(file, timers)
+    await bench.receiver.ask("reset")
+    try:
+        async with duetime(bench.directory, file) as server:
+            return await arrivals(bench, len(timers), server) if now_ms() < first_due else None
+    finally:
+        remove(file)
 
 
 async def measure(bench: Bench) -> list[Row]:
@@ -72,7 +77,10 @@ async def measure(bench: Bench) -> list[Row]:
     request = {"path": "/hook", "body": callback_body(), "headers": HEADERS}
 
     def due_at_once(count: int) -> Part:
-        return lambda: burst(bench, file, count)
+        async def once(due: int) -> Sample | None:
+            return await fired(bench, file, list(at_once(bench.url, count, due)), due)
+
+        return lambda: ahead_of(once, START_MS + count // 20)
 
     async def client() -> Sample:
         await bench.receiver.ask("reset")
@@ -111,6 +119,7 @@ async def measure(bench: Bench) -> list[Row]:
                 s.ratio(part, "client", "per_second"),
             ),
             Row("  lateness p50 / p99", f"{ms(s.median(part, 'p50_ms'))} / {ms(s.median(part, 'p99_ms'))}"),
+            Row("  put off by the server", f"{s.median(part, 'put_off'):,.0f} timers"),
             Row("  server CPU per delivery", us(s.median(part, "server_cpu"))),
         ]
     for part in ("load", "wrk"):

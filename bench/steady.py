@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 
-from bench.deliveries import START_MS, arrivals
-from bench.processes import BenchError, duetime, worker
+from bench.deliveries import START_MS, ahead_of, fired
+from bench.processes import BenchError, worker
 from bench.report import Row, compared, ms, us
 from bench.rounds import Bench, Sample
-from bench.timers import evenly, fill, now_ms, remove
+from bench.timers import evenly
 
 PER_SECOND = 1_000
 
@@ -18,16 +18,11 @@ async def measure(bench: Bench) -> list[Row]:
     seconds = 4 if bench.quick else 8
     count = PER_SECOND * seconds
 
-    async def fired() -> Sample:
-        first = now_ms() + START_MS + count // 20
-        await fill(file, evenly(bench.url, PER_SECOND, seconds, first))
-        await bench.receiver.ask("reset")
-        async with duetime(bench.directory, file) as server:
-            if now_ms() > first:
-                raise BenchError("the server was not up before its timers were due")
-            sample = await arrivals(bench, count, server)
-        remove(file)
-        return sample
+    async def once(first: int) -> Sample | None:
+        return await fired(bench, file, list(evenly(bench.url, PER_SECOND, seconds, first)), first)
+
+    async def timers() -> Sample:
+        return await ahead_of(once, START_MS + count // 20)
 
     async def loop() -> Sample:
         await bench.receiver.ask("reset")
@@ -38,7 +33,7 @@ async def measure(bench: Bench) -> list[Row]:
             raise BenchError(f"{sample['count']} requests of the bare loop came, not {count}")
         return sample
 
-    s = await bench.interleave("steady", {"duetime": fired, "bare loop": loop}, long=True)
+    s = await bench.interleave("steady", {"duetime": timers, "bare loop": loop}, long=True)
     rows = []
     for name, figure in (("p50", "p50_ms"), ("p99", "p99_ms"), ("p99.9", "p999_ms")):
         row = compared(

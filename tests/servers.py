@@ -89,6 +89,7 @@ class Duetime:
         ours = {} if bare else {"API_KEY": KEY, "DUETIME_ALLOW_PRIVATE_TARGETS": LOOPBACK, "HOST": "127.0.0.1"}
         self._env = inherited | {"PORT": "0"} | ours | env
         self._starts = 0
+        self._connections: list[http.client.HTTPConnection] = []
         self.process: subprocess.Popen[bytes] | None = None
         if start:
             self.start()
@@ -147,6 +148,7 @@ class Duetime:
     def wait(self) -> int:
         """The exit code."""
         assert self.process is not None
+        self.disconnect()
         return self.process.wait(PATIENCE_SECONDS * 2)
 
     def terminate(self) -> int:
@@ -155,6 +157,7 @@ class Duetime:
         return self.wait()
 
     def kill(self) -> None:
+        self.disconnect()
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -183,22 +186,32 @@ class Duetime:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One request on a connection of its own. ``headers`` stand in place of the key, not beside it."""
+        """One request, on a connection that is kept for the next. ``headers`` stand in place of the key."""
         if json is not None:
             body = _dumps(json)
         if headers is None:
             headers = {"Content-Type": "application/json"}
             if path.startswith(("/timers", "/metrics", "/clock")) and self.key is not None:
                 headers["X-API-Key"] = self.key
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
+        connection = self._connections.pop() if self._connections else self._connect()
         try:
             connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
             given = {name.lower(): value for name, value in response.getheaders()}
             content = response.read()
-        finally:
+        except BaseException:
             connection.close()
+            raise
+        self._connections.append(connection)
         return Answer(response.status, given, _parsed(given, content))
+
+    def _connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
+
+    def disconnect(self) -> None:
+        """Close the connections that were kept: the process at their other end is about to go."""
+        while self._connections:
+            self._connections.pop().close()
 
     def raw(self, message: bytes, *, leave: bool = False) -> bytes:
         """What comes back for these bytes until the service closes; with ``leave`` the client closes its side first."""

@@ -4,15 +4,18 @@
     ├── InvalidInput         the request breaks a rule; names the field
     ├── TimerNotFound        there is no such timer
     ├── TimerConflict        the id is taken by a timer with other parameters
+    │   └── TimerNotFinal    the timer can't be replayed: it has not been finished
     ├── TimerNotPending      the timer is executing or final, so the change lost the race
     ├── UnknownNamespace     the namespace was never made
+    ├── NamespaceConflict    the name is taken by a namespace with other settings
+    ├── SecretNotFound       the namespace has no such secret
     ├── SettingsError        a setting is missing or wrong; the start stops with this line
     └── StoreError
         ├── StoreUnavailable     nothing was written; try again later
         ├── StoreIndeterminate   a write was sent and its fate is unknown: never retry it blindly
         └── StoreFailed          the store must not be trusted any more; the process stops
 
-Doors translate the first five into 4xx answers and ``StoreError`` into their own 5xx.
+Doors translate all but the last two into 4xx answers and ``StoreError`` into their own 5xx.
 """
 
 from __future__ import annotations
@@ -44,6 +47,13 @@ class TimerConflict(DuetimeError):
     """A timer with this identity exists and was made with other parameters."""
 
 
+class TimerNotFinal(TimerConflict):
+    """Only a finished timer can be fired again."""
+
+    def __init__(self, status: str) -> None:
+        super().__init__(f"cannot replay timer with status '{status}'")
+
+
 class TimerNotPending(DuetimeError):
     """The timer left ``pending`` before the change was written."""
 
@@ -56,6 +66,15 @@ class UnknownNamespace(DuetimeError):
     def __init__(self, name: str) -> None:
         super().__init__(f"namespace '{name}' does not exist")
         self.name = name
+
+
+class NamespaceConflict(DuetimeError):
+    """A namespace of this name exists and has other settings."""
+
+
+class SecretNotFound(DuetimeError):
+    def __init__(self) -> None:
+        super().__init__("the namespace has no secret with this id")
 
 
 class SettingsError(DuetimeError):

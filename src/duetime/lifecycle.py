@@ -6,6 +6,8 @@
     executing → pending          settle, for a retry or a reschedule; defer, when no attempt was made after all
     pending → canceled           cancel
     pending → pending            amend
+    pending or final → pending   renew, when a new timer takes the place of an old one
+    final → pending              replay
 
 Stores write what these return, conditionally on the revision that they started from.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import msgspec
 
-from duetime.errors import InvalidInput, TimerNotPending
+from duetime.errors import InvalidInput, TimerNotFinal, TimerNotPending
 from duetime.model import (
     ANSWER_CHARS_KEPT_MAX,
     ATTEMPTS_KEPT_MAX,
@@ -127,6 +129,32 @@ def amend(
         last_error=None,
         updated_at=now,
         **changes,
+    )
+
+
+def renew(before: Timer, new: Timer) -> Timer:
+    """A new timer in the place of one that is not executing: the same identity, everything else its own."""
+    if before.status is Status.EXECUTING:
+        raise TimerNotPending("replace", before.status)
+    revision = before.revision + 1
+    return msgspec.structs.replace(new, revision=revision, firing=revision, created_at=before.created_at)
+
+
+def replay(timer: Timer, *, now: int) -> Timer:
+    """Fire a finished timer once more, now: a new firing of the same promise."""
+    if not timer.status.final:
+        raise TimerNotFinal(timer.status)
+    return _pending(
+        timer,
+        now,
+        fire_at=now,
+        firing=timer.revision + 1,
+        attempt=0,
+        failures=0,
+        lost=0,
+        started_at=None,
+        executed_at=None,
+        last_error=None,
     )
 
 

@@ -13,7 +13,8 @@ from duetime import __version__
 from duetime.clock import Clock, SystemClock, VirtualClock
 from duetime.deliverers.egress import Egress
 from duetime.deliverers.http import HttpDeliverer
-from duetime.doors.http import Application, Keys, bind, server
+from duetime.doors.durable import DurableDoor
+from duetime.doors.http import Application, Door, Keys, bind, server
 from duetime.doors.operations import OperationsDoor
 from duetime.doors.platform import PlatformDoor
 from duetime.engine.engine import Engine, EngineOptions
@@ -89,9 +90,19 @@ class Node:
                 retention_ms=retention_ms,
             ),
         )
-        self.service = Service(self.store, deliverers, clock, self.engine.nudge)
+        self.service = Service(
+            self.store, deliverers, clock, self.engine.nudge, auto_namespaces=settings.auto_namespaces
+        )
         keys = Keys(api_key)
         platform = PlatformDoor(self.service, keys, self.telemetry, request_bytes_max=settings.max_request_bytes)
+        durable = DurableDoor(
+            self.service,
+            keys,
+            self.telemetry,
+            request_bytes_max=settings.max_request_bytes,
+            batch_bytes_max=settings.max_batch_bytes,
+            shards=settings.shards,
+        )
         operations = OperationsDoor(
             self.service,
             keys,
@@ -101,7 +112,8 @@ class Node:
             refusal=platform.refusal,
             virtual_clock=virtual,
         )
-        self._server = server(Application([platform, operations], fallback=platform))
+        doors: list[Door] = [platform, durable, operations]
+        self._server = server(Application(doors, fallback=platform, under={"/api/": durable}))
         self._ready = False
         self._stop = asyncio.Event()
         self.started = asyncio.Event()

@@ -8,23 +8,48 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from random import getrandbits
 
 import msgspec
+from msgspec import Struct
 
 from duetime import lifecycle
 from duetime.clock import Clock
 from duetime.deliverer import Deliverers
-from duetime.errors import StoreUnavailable, TimerConflict, TimerNotFound, UnknownNamespace
-from duetime.model import Definition, Namespace, Status, Target, Timer
+from duetime.errors import (
+    DuetimeError,
+    NamespaceConflict,
+    SecretNotFound,
+    StoreUnavailable,
+    TimerConflict,
+    TimerNotFinal,
+    TimerNotFound,
+    TimerNotPending,
+    UnknownNamespace,
+)
+from duetime.model import DAY_MS, Definition, Namespace, Secret, Status, Target, Timer
 from duetime.sharding import shard_of
-from duetime.store import Query, Store
+from duetime.store import Filter, Page, Place, Query, Store
 
 CHANGE_TRIES_MAX = 10
 REVISION_BITS = 48
 IDS_AT_ONCE = 256
+ROTATION_MS = DAY_MS
+"""How long the secret before the newest one still signs."""
+SECRETS_MAX = 10
+
+
+class NewTimer(Struct, frozen=True, kw_only=True):
+    """What a create asks for, checked by its door."""
+
+    namespace: str
+    id: str | None = None
+    execute_at: int
+    definition: Definition
+    correlation_id: str | None = None
+    fingerprint: str = ""
 
 
 class Service:
@@ -34,10 +59,13 @@ class Service:
         deliverers: Deliverers,
         clock: Clock,
         nudge: Callable[[int], None],
+        *,
+        auto_namespaces: bool = False,
     ) -> None:
         self._store = store
         self._deliverers = deliverers
         self._nudge = nudge
+        self._auto_namespaces = auto_namespaces
         self._namespaces: dict[str, Namespace] = {}
         self._entropy = memoryview(b"")
         self.clock = clock
@@ -46,63 +74,68 @@ class Service:
         """Learn the namespaces."""
         self._namespaces = {namespace.name: namespace for namespace in await self._store.namespaces()}
 
-    def namespace(self, name: str) -> Namespace:
-        try:
-            return self._namespaces[name]
-        except KeyError:
-            raise UnknownNamespace(name) from None
+    # Timers.
 
-    def signing_keys(self, namespace: str) -> list[bytes]:
-        """The keys that sign the namespace's callbacks now; none for one that has no secret."""
-        known = self._namespaces.get(namespace)
-        return known.signing_keys(self.clock.now()) if known and known.secrets else []
-
-    async def change_namespace(self, name: str, change: Callable[[Namespace], Namespace]) -> Namespace:
-        """Replace a namespace by what ``change`` makes of it."""
-        for _ in range(CHANGE_TRIES_MAX):
-            await self.start()
-            before = self.namespace(name)
-            after = change(before)
-            if await self._store.swap_namespace(before, after):
-                self._namespaces[name] = after
-                return after
-        raise StoreUnavailable(f"namespace '{name}' keeps changing; try again")
-
-    async def create(
-        self,
-        *,
-        namespace: str,
-        id: str | None,
-        execute_at: int,
-        definition: Definition,
-        correlation_id: str | None = None,
-        fingerprint: str = "",
-    ) -> tuple[Timer, bool]:
+    async def create(self, new: NewTimer) -> tuple[Timer, bool]:
         """Write a new timer and return it with True; a repeat of the same request returns the first one with False."""
-        await self._deliverers[type(definition.target)].check(definition.target)
+        timer = await self._made(new)
+        there = await self._store.put(timer)
+        if there is not None:
+            return _repeat(there, new.fingerprint), False
+        self._nudge(timer.fire_at)
+        return timer, True
+
+    async def create_many(self, news: Sequence[NewTimer]) -> list[Timer | DuetimeError]:
+        """``create`` for each, in one durable write; one that can't be made does not stop the others."""
+        answers: list[Timer | DuetimeError] = []
+        for new in news:
+            try:
+                answers.append(await self._made(new))
+            except DuetimeError as error:
+                answers.append(error)
+        timers = [timer for timer in answers if isinstance(timer, Timer)]
+        taken = iter(await self._store.put_many(timers))
+        for place, answer in enumerate(answers):
+            if isinstance(answer, Timer) and (there := next(taken)) is not None:
+                try:
+                    answers[place] = _repeat(there, answer.fingerprint)
+                except TimerConflict as error:
+                    answers[place] = error
+        if timers:
+            self._nudge(min(timer.fire_at for timer in timers))
+        return answers
+
+    async def upsert(self, new: NewTimer) -> Timer:
+        """Write a timer, in the place of the one with its identity if there is one that is not executing."""
+        timer = await self._made(new)
+        for _ in range(CHANGE_TRIES_MAX):
+            there = await self._store.put(timer)
+            after = timer if there is None else lifecycle.renew(there, timer)
+            if there is None or await self._store.swap(there, after):
+                self._nudge(after.fire_at)
+                return after
+        raise StoreUnavailable("the timer keeps changing; try again")
+
+    async def _made(self, new: NewTimer) -> Timer:
+        await self.check_target(new.definition.target)
+        namespace = await self._namespace_for(new.namespace)
         now = self.clock.now()
-        id = id or self._new_id()
-        shard = shard_of(namespace, id, namespace_shards=self.namespace(namespace).shards, shards=self._store.shards)
+        id = new.id or self._new_id()
         revision = getrandbits(REVISION_BITS)
-        timer = Timer(
-            namespace=namespace,
+        return Timer(
+            namespace=new.namespace,
             id=id,
-            shard=shard,
-            definition=definition,
-            execute_at=execute_at,
-            fire_at=execute_at,
+            shard=shard_of(new.namespace, id, namespace_shards=namespace.shards, shards=self._store.shards),
+            definition=new.definition,
+            execute_at=new.execute_at,
+            fire_at=new.execute_at,
             created_at=now,
             updated_at=now,
             revision=revision,
             firing=revision,
-            fingerprint=fingerprint,
-            correlation_id=correlation_id,
+            fingerprint=new.fingerprint,
+            correlation_id=new.correlation_id,
         )
-        there = await self._store.put(timer)
-        if there is not None:
-            return self._repeat(there, fingerprint), False
-        self._nudge(execute_at)
-        return timer, True
 
     def _new_id(self) -> str:
         # Asking the system for 16 bytes costs more than all the rest of an id: ask for many at once.
@@ -111,15 +144,13 @@ class Service:
         drawn, self._entropy = self._entropy[:16], self._entropy[16:]
         return str(uuid.UUID(bytes=bytes(drawn), version=4))
 
+    async def check_target(self, target: Target) -> None:
+        await self._deliverers[type(target)].check(target)
+
     async def repeated(self, namespace: str, id: str, fingerprint: str) -> Timer | None:
         """The timer that an earlier, equal request made, if there is one."""
         there = await self._store.get(namespace, id)
-        return None if there is None else self._repeat(there, fingerprint)
-
-    def _repeat(self, there: Timer, fingerprint: str) -> Timer:
-        if there.fingerprint != fingerprint:
-            raise TimerConflict("a timer was made with this key or id and other parameters")
-        return there
+        return None if there is None else _repeat(there, fingerprint)
 
     async def get(self, namespace: str, id: str) -> Timer:
         timer = await self._store.get(namespace, id)
@@ -127,27 +158,36 @@ class Service:
             raise TimerNotFound
         return timer
 
-    async def list(self, query: Query) -> tuple[list[Timer], int]:
-        """One page and the exact number of timers that the query matches."""
+    async def find(self, query: Query) -> tuple[list[Timer], int]:
+        """One page by number, and the exact number of timers that the query matches."""
         timers = await self._store.find(query)
         counts = await self._store.tally(query.namespace)
         return timers, sum(counts.values()) if query.status is None else counts[query.status]
 
+    async def page(self, filter: Filter, limit: int, after: Place | None) -> Page:
+        return await self._store.page(filter, limit, after)
+
     async def update(
-        self, namespace: str, id: str, *, execute_at: int | None, change: Callable[[Definition], Definition]
+        self,
+        namespace: str,
+        id: str,
+        *,
+        execute_at: int | None,
+        change: Callable[[Definition], Definition],
+        correlation_id: str | None = None,
     ) -> Timer:
         """Change a pending timer; ``change`` says what becomes of its definition."""
 
         def amended(timer: Timer) -> Timer:
-            definition = change(timer.definition)
-            return lifecycle.amend(timer, now=self.clock.now(), execute_at=execute_at, definition=definition)
+            return lifecycle.amend(
+                timer,
+                now=self.clock.now(),
+                execute_at=execute_at,
+                definition=change(timer.definition),
+                correlation_id=timer.correlation_id if correlation_id is None else correlation_id,
+            )
 
-        timer = await self._change(namespace, id, amended)
-        self._nudge(timer.fire_at)
-        return timer
-
-    async def check_target(self, target: Target) -> None:
-        await self._deliverers[type(target)].check(target)
+        return await self._change(namespace, id, amended)
 
     async def cancel(self, namespace: str, id: str) -> Timer:
         """Cancel a pending timer; one that is canceled already stays so."""
@@ -159,19 +199,128 @@ class Service:
 
         return await self._change(namespace, id, canceled)
 
+    async def delete(self, namespace: str, id: str) -> None:
+        """Remove a timer that is not executing, with its history."""
+        for _ in range(CHANGE_TRIES_MAX):
+            timer = await self.get(namespace, id)
+            if timer.status is Status.EXECUTING:
+                raise TimerNotPending("delete", timer.status)
+            if await self._store.swap(timer, None):
+                return
+        raise StoreUnavailable("the timer keeps changing; try again")
+
+    async def replay(self, namespace: str, id: str) -> Timer:
+        """Fire a finished timer once more, now."""
+        return await self._change(namespace, id, lambda timer: lifecycle.replay(timer, now=self.clock.now()))
+
+    async def replay_all(self, filter: Filter, limit: int) -> int:
+        """Replay up to ``limit`` of the finished timers that the filter matches; how many there were."""
+        page = await self._store.page(filter, limit)
+        replayed = 0
+        for timer in page.timers:
+            try:
+                await self.replay(timer.namespace, timer.id)
+                replayed += 1
+            except (TimerNotFinal, TimerNotFound):
+                pass  # Somebody else was first.
+        return replayed
+
     async def _change(self, namespace: str, id: str, change: Callable[[Timer], Timer]) -> Timer:
         for _ in range(CHANGE_TRIES_MAX):
             before = await self.get(namespace, id)
             after = change(before)
             if after is before or await self._store.swap(before, after):
+                if after.status is Status.PENDING:
+                    self._nudge(after.fire_at)
                 return after
         raise StoreUnavailable("the timer keeps changing; try again")
+
+    # Namespaces.
+
+    def namespaces(self) -> list[Namespace]:
+        return sorted(self._namespaces.values(), key=lambda namespace: namespace.name)
+
+    def namespace(self, name: str) -> Namespace:
+        try:
+            return self._namespaces[name]
+        except KeyError:
+            raise UnknownNamespace(name) from None
+
+    async def _namespace_for(self, name: str) -> Namespace:
+        if name not in self._namespaces and self._auto_namespaces:
+            return (await self.create_namespace(name, shards=None, retention_ms=None))[0]
+        return self.namespace(name)
+
+    async def create_namespace(
+        self, name: str, *, shards: int | None, retention_ms: int | None
+    ) -> tuple[Namespace, bool]:
+        """Make a namespace and return it with True; one with the same settings is returned with False."""
+        new = Namespace(
+            name=name, shards=shards or self._store.shards, created_at=self.clock.now(), retention_ms=retention_ms
+        )
+        there = await self._store.put_namespace(new)
+        self._namespaces[name] = there or new
+        if there is None:
+            return new, True
+        if (there.shards, there.retention_ms) != (new.shards, new.retention_ms):
+            raise NamespaceConflict(f"namespace '{name}' exists with other settings")
+        return there, False
+
+    async def change_namespace(self, name: str, change: Callable[[Namespace], Namespace]) -> Namespace:
+        """Replace a namespace by what ``change`` makes of it."""
+        for _ in range(CHANGE_TRIES_MAX):
+            await self.start()
+            before = self.namespace(name)
+            after = change(before)
+            if await self._store.swap_namespace(before, after):
+                self._namespaces[name] = after
+                self._nudge(self.clock.now())
+                return after
+        raise StoreUnavailable(f"namespace '{name}' keeps changing; try again")
+
+    def signing_keys(self, namespace: str) -> list[bytes]:
+        """The keys that sign the namespace's callbacks now, newest first; none for one that has no secret."""
+        known = self._namespaces.get(namespace)
+        return known.signing_keys(self.clock.now()) if known and known.secrets else []
+
+    async def add_secret(self, name: str, key: bytes) -> Secret:
+        """A new signing secret. The one before it signs too, until it is deleted or its time is over."""
+        now = self.clock.now()
+        secret = Secret(id=str(uuid.uuid4()), key=key, created_at=now)
+
+        def added(namespace: Namespace) -> Namespace:
+            older = tuple(
+                s if s.expires_at is not None else msgspec.structs.replace(s, expires_at=now + ROTATION_MS)
+                for s in namespace.secrets
+                if s.expires_at is None or s.expires_at > now
+            )
+            return msgspec.structs.replace(namespace, secrets=(secret, *older)[:SECRETS_MAX])
+
+        await self.change_namespace(name, added)
+        return secret
+
+    async def delete_secret(self, name: str, id: str) -> None:
+        def without(namespace: Namespace) -> Namespace:
+            kept = tuple(secret for secret in namespace.secrets if secret.id != id)
+            if len(kept) == len(namespace.secrets):
+                raise SecretNotFound
+            return msgspec.structs.replace(namespace, secrets=kept)
+
+        await self.change_namespace(name, without)
+
+    # The store as a whole.
 
     async def tally(self) -> dict[Status, int]:
         return await self._store.tally()
 
     async def ping(self) -> None:
         await self._store.ping()
+
+
+def _repeat(there: Timer, fingerprint: str) -> Timer:
+    if there.fingerprint != fingerprint:
+        raise TimerConflict("a timer was made with this key or id and other parameters")
+    return there
 
 
 _encode = msgspec.json.Encoder().encode

@@ -100,9 +100,14 @@ def parse_duration(text: str, field: str) -> int:
 
 
 def format_duration(ms: int) -> str:
-    """The duration with each unit as large as it can be and the empty ones left out: ``1h30m``, ``1d``, ``0s``."""
+    """The duration with each unit as large as it can be and the empty ones left out: ``1h30m``, ``7d``, ``0s``.
+
+    Below two days hours stay hours: people say 24h and 36h.
+    """
     parts = []
     for unit, size in _UNITS:
+        if size == DAY_MS and ms < 2 * DAY_MS:
+            continue
         count, ms = divmod(ms, size)
         if count:
             parts.append(f"{count}{unit}")

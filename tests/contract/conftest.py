@@ -51,17 +51,6 @@ def store(contender: Contender, runner: asyncio.Runner, tmp_path: Path, clock: M
 
 
 @pytest.fixture
-def broken_in(request: pytest.FixtureRequest, contender: Contender) -> Callable[[str, str], None]:
-    """Says that a store is known to fail this test, and why; the test fails as soon as the store passes it."""
-
-    def declare(name: str, reason: str) -> None:
-        if contender is STORES[name]:
-            request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
-
-    return declare
-
-
-@pytest.fixture
 def reopened(contender: Contender, tmp_path: Path, clock: ManualClock) -> Callable[[Store], Awaitable[Store]]:
     """Closes a store and opens another one on what it left; for stores that leave something."""
     if not contender.reopens:

@@ -11,6 +11,7 @@ import pytest
 
 from duetime import lifecycle
 from duetime.model import Status
+from duetime.store import Filter
 from duetime.stores import sqlite_file
 from duetime.stores.sqlite import SqliteStore
 from tests.clocks import START, ManualClock
@@ -83,7 +84,7 @@ def used(plans: Plans, tmp_path: Path):
         for sql, steps in found:
             for step in steps:
                 assert not step.startswith("SCAN timers"), f"{step}: {sql}"
-                assert "AUTOMATIC" not in step, f"{step}: {sql}"
+                assert "AUTOMATIC" not in step and "TEMP B-TREE" not in step, f"{step}: {sql}"
                 if step.startswith("SEARCH timers"):
                     searched.add(step.removeprefix("SEARCH timers USING ").removeprefix("COVERING "))
         plans.clear()
@@ -170,3 +171,27 @@ async def test_opening_does_not_walk_the_timers(store: SqliteStore, plans: Plans
     for sql, steps in found:
         for step in steps:
             assert not step.startswith("SCAN timers") or "INDEX timers_executing" in step, f"{step}: {sql}"
+
+
+@pytest.mark.parametrize(
+    ("filter", "index"),
+    [
+        (Filter(), "INTEGER PRIMARY KEY (rowid<?)"),
+        (Filter(namespace="default"), "INDEX timers_namespace (namespace=? AND rowid<?)"),
+        (Filter(status=Status.PENDING), DUE_NEXT),
+        (Filter(status=Status.PENDING, namespace="default"), DUE_NEXT),
+        (Filter(status=Status.EXECUTING), LOST_NEXT),
+        (Filter(status=Status.FAILED), BY_AGE),
+        (Filter(status=Status.FAILED, namespace="default"), BY_AGE),
+        (Filter(correlation_id="a"), "INDEX timers_correlation_id (correlation_id=? AND rowid<?)"),
+        (
+            Filter(correlation_id="a", namespace="default"),
+            "INDEX timers_correlation_id (correlation_id=? AND rowid<?)",
+        ),
+        (Filter(execute_after=1, execute_before=9), "INDEX timers_execute_at (execute_at>? AND execute_at<?)"),
+    ],
+    ids=str,
+)
+async def test_a_page_is_a_walk_along_an_index_and_sorts_nothing(store: SqliteStore, used, filter, index) -> None:
+    await store.page(filter, 10)
+    assert used() == {index}

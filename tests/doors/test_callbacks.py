@@ -28,7 +28,7 @@ from duetime.model import (
     Timer,
 )
 from duetime.stores.sqlite import SqliteStore
-from tests.servers import Duetime, Receiver, Reply, instant, unused_port, until
+from tests.servers import Duetime, Receiver, Reply, instant, until, unused_port
 
 
 class TestHeaders:

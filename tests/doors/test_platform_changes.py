@@ -134,7 +134,12 @@ class TestUpdate:
 
     def test_concurrent_updates_are_all_applied(self, service: Duetime) -> None:
         id = service.create(URL, seconds=3600)
-        bodies = [{"metadata": 1}, {"callback_payload": 2}, {"callback_method": "PUT"}, {"callback_headers": {"A": "b"}}]
+        bodies = [
+            {"metadata": 1},
+            {"callback_payload": 2},
+            {"callback_method": "PUT"},
+            {"callback_headers": {"A": "b"}},
+        ]
         with ThreadPoolExecutor(len(bodies)) as pool:
             answers = list(pool.map(lambda body: service.request("PUT", f"/timers/{id}", json=body), bodies))
         assert [answer.status for answer in answers] == [200] * len(bodies)

@@ -99,7 +99,7 @@ def test_everything_at_once(listed: tuple[Duetime, list[str]]) -> None:
 
 
 def test_the_bounds_are_inside(listed: tuple[Duetime, list[str]]) -> None:
-    service, ids = listed
+    service, _ = listed
     assert len(page(service, "?limit=200")["timers"]) == 200
     assert len(page(service, "?limit=1")["timers"]) == 1
     assert page(service, "?offset=1000000000")["timers"] == []

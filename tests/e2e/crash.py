@@ -28,9 +28,10 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
-from tests.servers import KEY, Duetime, Received, Receiver, Reply, printed
+from tests.servers import KEY, Duetime, Received, Receiver, Reply, printed, until
 
 CREATES_PER_SECOND = 300
 CLIENTS = 12
@@ -100,7 +101,7 @@ class Client:
 
 
 class Crash:
-    def __init__(self, directory: Path, *, kills: int, seed: int, gap: tuple[float, float]) -> None:
+    def __init__(self, directory: Path, *, kills: int, seed: int, gap: tuple[float, float], lease: str) -> None:
         self._draw = random.Random(seed)
         self._kills = kills
         self._gap = gap
@@ -114,7 +115,7 @@ class Crash:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
         # The port stays the same over all restarts, as a client would have it.
-        self._service = Duetime(directory, start=False, PORT=str(self._port))
+        self._service = Duetime(directory, start=False, PORT=str(self._port), DUETIME_LEASE_TTL=lease)
 
     def _reply(self, request: Received) -> Reply:
         """Mostly at once, now and then slowly, so that there is always something in flight."""
@@ -133,7 +134,11 @@ class Crash:
             at_ms = int((time.time() + self._draw.uniform(*AHEAD_SECONDS)) * 1000)
             entry = Entry(len(self._ledger.entries), at_ms)
             self._ledger.entries.append(entry)
-            body = {"execute_at": text(at_ms), "callback_url": self._receiver.url("/"), "callback_payload": entry.number}
+            body = {
+                "execute_at": text(at_ms),
+                "callback_url": self._receiver.url("/"),
+                "callback_payload": entry.number,
+            }
             answer = await client.ask("POST", "/timers", body)
             if answer is None:
                 await asyncio.sleep(0.02)
@@ -218,7 +223,9 @@ class Crash:
                 await asyncio.sleep(self._draw.uniform(*self._gap))
             await self._kill_and_start()
             delivered = len(self._receiver.received)
-            print(f"kill {kill + 1}/{self._kills}: {len(self._ledger.entries)} asked, {delivered} delivered", flush=True)
+            print(
+                f"kill {kill + 1}/{self._kills}: {len(self._ledger.entries)} asked, {delivered} delivered", flush=True
+            )
         self._creating = False
         await asyncio.to_thread(self._service.wait_ready)
 
@@ -231,8 +238,7 @@ class Crash:
             if time.time() > last and all(entry.number in got for entry in self._ledger.owed):
                 break
             await asyncio.sleep(0.1)
-        while self._service.total("executing"):
-            await asyncio.sleep(0.1)
+        await asyncio.to_thread(until, "nothing is executing", lambda: self._service.total("executing") == 0)
         await asyncio.sleep(0.5)
         self._over = True
 
@@ -247,7 +253,9 @@ class Crash:
                 tasks.create_task(self._check())
                 await self._reap()
                 await self._settle()
-            statuses = {status: self._service.total(status) for status in ("completed", "failed", "canceled", "pending")}
+            statuses = {
+                status: self._service.total(status) for status in ("completed", "failed", "canceled", "pending")
+            }
             code = self._service.terminate()
         finally:
             self._service.kill()
@@ -265,8 +273,14 @@ class Crash:
         acknowledged = ledger.acknowledged
         duplicates = len(received) - len({request.body for request in received})
         unknown = len(ledger.entries) - len(acknowledged)
+        starts = [0, *ledger.kills_ns]
+        busy = sum(
+            any(start < request.at_ns < kill for request in received)
+            for start, kill in zip(starts, ledger.kills_ns, strict=False)
+        )
         print(
-            f"{len(ledger.kills_ns)} kills, {len(ledger.entries)} creates: {len(acknowledged)} acknowledged, {unknown} "
+            f"{len(ledger.kills_ns)} kills, {busy} of them of a service that had delivered since its start; "
+            f"{len(ledger.entries)} creates: {len(acknowledged)} acknowledged, {unknown} "
             f"cut off or refused; {len(received)} deliveries, {duplicates} of them duplicates; "
             f"{sum(entry.canceled for entry in acknowledged)} canceled, "
             f"{sum(entry.completed_ns is not None for entry in acknowledged)} seen completed; the store says {statuses}"
@@ -294,30 +308,45 @@ def judge(ledger: Ledger, received: list[Received]) -> list[str]:
             found.append(f"delivered under another name: {entry}")
         if len({request.headers["webhook-id"] for request in requests}) > 1:
             found.append(f"different delivery ids: {entry}")
-        for before, after in zip(requests, requests[1:], strict=False):
+        for before, after in pairwise(requests):
             if not any(before.at_ns < kill_ns < after.at_ns for kill_ns in ledger.kills_ns):
-                found.append(f"twice with no kill in between: {entry}")
+                found.append(f"twice with no kill in between: {entry}; {evidence(requests, ledger.kills_ns)}")
             if entry.completed_ns is not None and entry.completed_ns < after.at_ns:
                 found.append(f"delivered after it was seen completed: {entry}")
     return found
+
+
+def evidence(requests: list[Received], kills_ns: list[int]) -> str:
+    """When each delivery came and which attempt it was, beside the kills before and after the first of them."""
+    first = requests[0].at_ns
+    near = [
+        max((k for k in kills_ns if k <= first), default=None),
+        min((k for k in kills_ns if k > first), default=None),
+    ]
+    kills = ", ".join("none" if k is None else f"{(k - first) / 1e6:+.3f} ms" for k in near)
+    came = ", ".join(f"attempt {r.headers['duetime-attempt']} at {(r.at_ns - first) / 1e6:+.3f} ms" for r in requests)
+    return f"{came}; kills around the first: {kills}"
 
 
 def text(at_ms: int) -> str:
     return printed(datetime.fromtimestamp(at_ms / 1000, UTC))
 
 
-def run(*, kills: int, seed: int, gap: tuple[float, float], directory: Path) -> list[str]:
+def run(*, kills: int, seed: int, gap: tuple[float, float], directory: Path, lease: str = "10s") -> list[str]:
     print(f"seed {seed}")
-    return asyncio.run(Crash(directory, kills=kills, seed=seed, gap=gap).run())
+    return asyncio.run(Crash(directory, kills=kills, seed=seed, gap=gap, lease=lease).run())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.e2e.crash", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--lease", default="10s", help="DUETIME_LEASE_TTL of the service")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="duetime-crash-") as directory:
-        violations = run(kills=options.kills, seed=options.seed, gap=(0.5, 6.0), directory=Path(directory))
+        violations = run(
+            kills=options.kills, seed=options.seed, gap=(0.5, 6.0), directory=Path(directory), lease=options.lease
+        )
     for violation in violations[:50]:
         print(f"VIOLATION {violation}")
     print(f"{len(violations)} violations; seed {options.seed}")

@@ -18,7 +18,7 @@ def test_nothing_is_lost_early_or_twice_when_the_service_is_killed(tmp_path: Pat
 
 
 def got(number: int, at_ms: float, delivery: str = "d") -> Received:
-    headers = {"webhook-id": delivery, "duetime-timer": "default/x"}
+    headers = {"webhook-id": delivery, "duetime-timer": "default/x", "duetime-attempt": "1"}
     return Received(int(at_ms * 1_000_000), "POST", "/", headers, b"", str(number).encode())
 
 

@@ -79,6 +79,7 @@ def test_what_waits_for_its_destination_goes_back_unspent(tmp_path: Path) -> Non
         until("the drain begins", lambda: service.request("GET", "/readyz").status == 503)
         receiver.release()
         assert service.wait() == 0
+        assert len(receiver.at("/queue")) == 1  # the one that waited was not sent on the way out
         service.start()
         service.advance()
         assert {service.finished(id)["status"] for id in ids} == {"completed"}
@@ -102,7 +103,6 @@ def test_a_receiver_that_hangs_does_not_hold_up_the_stop_for_ever(tmp_path: Path
         assert again.headers["duetime-attempt"] == "2"
 
 
-@pytest.mark.xfail(strict=True, reason="the last line of the log says that every outcome is recorded, whatever happened")
 def test_the_log_does_not_claim_what_is_not_so(tmp_path: Path) -> None:
     with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True, DUETIME_DRAIN_TIMEOUT="0s") as service:
         service.create(receiver.reply("/hang", Reply(hang=True)))
@@ -156,7 +156,6 @@ def test_a_process_that_was_frozen_goes_on(tmp_path: Path) -> None:
         assert len(receiver.at("/begun")) == len(receiver.at("/later")) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="an abandoned attempt is only taken up by a new version of its shard")
 def test_a_process_that_was_frozen_forgets_nothing_that_it_had_begun(tmp_path: Path) -> None:
     """Begun, and waiting for its destination when the lease ran out: somebody must fire it, also without a restart."""
     env = {"DUETIME_LEASE_TTL": "1s", "DUETIME_MAX_PER_DESTINATION": "1"}
@@ -171,5 +170,5 @@ def test_a_process_that_was_frozen_forgets_nothing_that_it_had_begun(tmp_path: P
         if service.total("completed") == 2:
             pytest.skip("the lease was renewed before the second attempt was looked at")
         service.advance("40s")  # past the deadline of the attempt, should somebody wait for that
-        until("both are done", lambda: service.total("completed") == 2, seconds=5)
+        until("both are done", lambda: service.total("completed") == 2)
         assert {service.get(id)["status"] for id in ids} == {"completed"}

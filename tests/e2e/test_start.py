@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from duetime.settings import SETTINGS
-from tests.servers import KEY, Duetime, NotStarted, Receiver, instant
+from tests.servers import KEY, Duetime, NotStarted, Receiver, instant, until
 
 
 def refusal(directory: Path, **env: str) -> str:
@@ -164,7 +164,9 @@ def test_without_keys_it_says_so(tmp_path: Path) -> None:
 
 
 def test_settings_from_files_and_their_order(tmp_path: Path) -> None:
-    (tmp_path / "duetime.toml").write_text(f'api_key = "{"t" * 40}"\nduetime_metrics_auth = "none"\nhost = "127.0.0.1"\n')
+    (tmp_path / "duetime.toml").write_text(
+        f'api_key = "{"t" * 40}"\nduetime_metrics_auth = "none"\nhost = "127.0.0.1"\n'
+    )
     (tmp_path / ".env").write_text(f"API_KEY={KEY}\n")
     with Duetime(tmp_path, bare=True) as service:
         assert service.request("GET", "/timers", headers={"X-API-Key": KEY}).status == 200
@@ -216,3 +218,15 @@ def test_timers_fire_on_time_by_the_machines_own_clock(tmp_path: Path) -> None:
         for timer, request in zip(timers, requests, strict=True):
             assert request.at_ns >= instant(timer["execute_at"]).timestamp() * 1e9 - 1000  # a float's last digits
             assert instant(service.finished(timer["id"])["executed_at"]) >= instant(timer["execute_at"])
+
+
+@pytest.mark.parametrize("stop", ["kill", "terminate"])
+def test_overdue_timers_fire_at_once_after_a_restart(tmp_path: Path, stop: str) -> None:
+    """A file belongs to one process: whoever held the leases before is gone, and nobody has to wait for them."""
+    with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True, DUETIME_LEASE_TTL="5m") as service:
+        for _ in range(20):  # enough to lie in many shards
+            service.create(receiver.url("/overdue"), seconds=60)
+        getattr(service, stop)()
+        service.start()
+        service.advance("90s")
+        until("all have fired", lambda: len(receiver.at("/overdue")) == 20)

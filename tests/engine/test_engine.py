@@ -13,7 +13,7 @@ from duetime.engine.engine import Engine, EngineOptions
 from duetime.errors import StoreIndeterminate
 from duetime.lifecycle import LOST_MAX
 from duetime.model import Definition, HttpTarget, Outcome, OutcomeKind, RetryPolicy, Status, Target, Timer
-from duetime.service import Service
+from duetime.service import NewTimer, Service
 from duetime.store import Begun
 from duetime.stores.memory import MemoryStore
 from duetime.telemetry import Telemetry
@@ -86,7 +86,7 @@ class Scene:
         retry = RetryPolicy(max_retries=retries, initial_interval_ms=1_000, jitter=False)
         definition = Definition(target=HttpTarget(url=f"http://{host}/"), retry=retry, timeout_ms=5_000)
         at = self.clock.now() + in_ms
-        await self.service.create(namespace="default", id=id, execute_at=at, definition=definition)
+        await self.service.create(NewTimer(namespace="default", id=id, execute_at=at, definition=definition))
 
     async def status(self, id: str) -> Status:
         return (await self.service.get("default", id)).status
@@ -284,6 +284,29 @@ async def test_an_instance_whose_clock_is_off_gives_its_shards_up() -> None:
     scene.clock.skew_ms = 0
     await asyncio.sleep(2)
     assert scene.engine.ownership.held()
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_slow_store_is_not_a_wrong_clock() -> None:
+    """Giving the shards up for it would refuse the outcomes of what is in flight, and fire it twice."""
+    scene = Scene(lease_ms=4_000)
+    renew = scene.store.renew
+
+    async def slow(*arguments: Any) -> Any:
+        await asyncio.sleep(0.2)
+        standing = await renew(*arguments)
+        await asyncio.sleep(1.2)
+        return standing
+
+    scene.store.renew = slow  # type: ignore[method-assign]
+    scene.deliverer.seconds = lambda timer: 4.5
+    await scene.start()
+    await asyncio.sleep(3)
+    await scene.create("a")
+    await asyncio.sleep(60)
+    assert scene.deliverer.sent == [("a", 1)]
+    assert await scene.status("a") is Status.COMPLETED
     await scene.stop()
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from duetime.engine.engine import Engine, EngineOptions
 from duetime.errors import StoreError, TimerNotPending
 from duetime.model import Definition, HttpTarget, RetryPolicy, Status, Timer
-from duetime.service import Service
+from duetime.service import NewTimer, Service
 from duetime.stores.memory import MemoryStore
 from duetime.telemetry import Telemetry
 from tests.simulation.world import Faults, FaultyStore, Machine, Network, Postman, VirtualLoop
@@ -145,7 +145,7 @@ class History:
         execute_at = self.clock.now() + self.random.randint(0, 15_000)
         definition = Definition(target=HttpTarget(url="http://receiver/"), retry=RETRY, timeout_ms=2_000)
         await self._until_told(
-            lambda: service.create(namespace="default", id=id, execute_at=execute_at, definition=definition)
+            lambda: service.create(NewTimer(namespace="default", id=id, execute_at=execute_at, definition=definition))
         )
         self.ledger.created.add(id)
         self.ledger.moved[id] = [(0, execute_at)]

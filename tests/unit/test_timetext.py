@@ -225,7 +225,7 @@ def test_a_number_of_any_length_is_refused_as_a_duration() -> None:
 
 @pytest.mark.parametrize(
     ("ms", "text"),
-    [(0, "0s"), (1, "1ms"), (1_500, "1s500ms"), (90 * MINUTE_MS, "1h30m"), (DAY_MS, "1d"), (36 * HOUR_MS, "1d12h")],
+    [(0, "0s"), (1, "1ms"), (1_500, "1s500ms"), (90 * MINUTE_MS, "1h30m"), (DAY_MS, "24h"), (7 * DAY_MS, "7d")],
 )
 def test_a_duration_is_printed_without_empty_units(ms: int, text: str) -> None:
     assert format_duration(ms) == text

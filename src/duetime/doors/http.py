@@ -10,7 +10,7 @@ import contextlib
 import hmac
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -143,10 +143,12 @@ class Keys:
 class Application:
     """The ASGI application: finds the door and the handler, and sends the answer."""
 
-    def __init__(self, doors: Sequence[Door], fallback: Door) -> None:
+    def __init__(self, doors: Sequence[Door], *, fallback: Door, under: Mapping[str, Door]) -> None:
+        """``fallback`` answers for paths that nobody has, except those below a prefix in ``under``."""
         self._fixed: dict[str, tuple[Door, dict[str, Handler]]] = {}
         self._shaped: list[tuple[list[str], Door, dict[str, Handler]]] = []
-        self._fallback = fallback
+        self.fallback = fallback
+        self._under = under
         for door in doors:
             for path, methods in door.routes().items():
                 if "{}" in path:
@@ -160,7 +162,7 @@ class Application:
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
-        door = self._fallback
+        door = next((d for prefix, d in self._under.items() if scope["path"].startswith(prefix)), self.fallback)
         try:
             door, methods = self._find(scope, request)
             # A HEAD is a GET whose body the server leaves out.
@@ -174,8 +176,10 @@ class Application:
             response = door.refusal(error)
             if response.status == 500:
                 log.exception("%s %s failed", request.method, scope["path"])
-        length = (b"content-length", str(len(response.body)).encode())
-        await send({"type": "http.response.start", "status": response.status, "headers": [*response.headers, length]})
+        headers = list(response.headers)
+        if response.status != 204:
+            headers.append((b"content-length", str(len(response.body)).encode()))
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})
 
     def _find(self, scope: Message, request: Request) -> tuple[Door, dict[str, Handler]]:
@@ -208,7 +212,7 @@ def server(application: Application) -> uvicorn.Server:
     class Protocol(HttpToolsProtocol):
         def send_400_response(self, msg: str) -> None:
             """What is not even HTTP gets an answer in the shape of the others."""
-            response = application._fallback.refusal(InvalidInput("", "the request is not valid HTTP"))
+            response = application.fallback.refusal(InvalidInput("", "the request is not valid HTTP"))
             head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(response.body)}"
             self.transport.write(head.encode() + b"\r\nconnection: close\r\n\r\n" + response.body)
             self.transport.close()

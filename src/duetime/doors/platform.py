@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 
 from duetime.doors import wire
 from duetime.doors.http import JSON, Handler, Keys, MethodNotAllowed, NotFound, Request, Response, Unauthorized
-from duetime.doors.retry_policy import RetryPolicyIn
+from duetime.doors.retry_policy import SnakeRetryPolicy, checked_policy
 from duetime.errors import (
     InvalidInput,
     PayloadTooLarge,
@@ -33,7 +33,7 @@ from duetime.model import (
     Status,
     Timer,
 )
-from duetime.service import Service, fingerprint_of, id_of_key
+from duetime.service import NewTimer, Service, fingerprint_of, id_of_key
 from duetime.store import Query, Sort
 from duetime.telemetry import Telemetry
 from duetime.timetext import format_time, parse_time
@@ -62,7 +62,7 @@ class Fields(Struct):
     callback_headers: dict[str, str] | None = None
     callback_payload: Raw = ABSENT
     metadata: Raw = ABSENT
-    retry_policy: RetryPolicyIn | None = None
+    retry_policy: SnakeRetryPolicy | None = None
     callback: Callback | None = None
 
 
@@ -182,13 +182,11 @@ class PlatformDoor:
         key = fields.idempotency_key
         if key is None:
             self._check_ahead(execute_at)
-            made = self._service.create(
-                namespace=DEFAULT_NAMESPACE, id=None, execute_at=execute_at, definition=definition
-            )
-            timer, new = await made
+            new = NewTimer(namespace=DEFAULT_NAMESPACE, execute_at=execute_at, definition=definition)
+            timer, fresh = await self._service.create(new)
         else:
-            timer, new = await self._create_once(key, execute_at, definition)
-        if not new:
+            timer, fresh = await self._create_once(key, execute_at, definition)
+        if not fresh:
             return _reply(200, SUCCESS, "timer exists already", _summary(timer))
         self._telemetry.created("platform")
         return _reply(201, SUCCESS, "timer created successfully", _summary(timer))
@@ -206,9 +204,10 @@ class PlatformDoor:
             if there is None:
                 raise
             return there, False
-        return await self._service.create(
+        new = NewTimer(
             namespace=DEFAULT_NAMESPACE, id=id, execute_at=execute_at, definition=definition, fingerprint=fingerprint
         )
+        return await self._service.create(new)
 
     async def get(self, request: Request) -> Response:
         timer = await self._service.get(DEFAULT_NAMESPACE, _id(request))
@@ -218,13 +217,13 @@ class PlatformDoor:
         query = request.query()
         asked = Query(
             namespace=DEFAULT_NAMESPACE,
-            status=_choice(query, "status", Status, None),
-            sort=_choice(query, "sort", Sort, Sort.CREATED_AT),
-            descending=_one_of(query, "order", ("asc", "desc"), "desc") == "desc",
-            limit=_whole(query, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX),
-            offset=_whole(query, "offset", 0, 0, OFFSET_MAX),
+            status=wire.choice(query, "status", Status, None),
+            sort=wire.choice(query, "sort", Sort, Sort.CREATED_AT),
+            descending=wire.one_of(query, "order", ("asc", "desc"), "desc") == "desc",
+            limit=wire.whole(query, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX),
+            offset=wire.whole(query, "offset", 0, 0, OFFSET_MAX),
         )
-        timers, total = await self._service.list(asked)
+        timers, total = await self._service.find(asked)
         page = {
             "timers": [_summary(timer) for timer in timers],
             "total": total,
@@ -302,32 +301,12 @@ def _changed(fields: Fields, before: Definition | None) -> Definition:
         target=target,
         payload=fields.callback_payload or new.payload,
         metadata=fields.metadata or new.metadata,
-        retry=new.retry if fields.retry_policy is None else fields.retry_policy.checked("retry_policy"),
+        retry=new.retry if fields.retry_policy is None else checked_policy(fields.retry_policy, "retry_policy"),
     )
 
 
 def _id(request: Request) -> str:
     return wire.check_uuid(request.parameters[0], "id")
-
-
-def _choice(query: dict[str, str], name: str, kinds: Any, default: Any) -> Any:
-    return kinds(_one_of(query, name, tuple(kind.value for kind in kinds), default)) if name in query else default
-
-
-def _one_of(query: dict[str, str], name: str, words: tuple[str, ...], default: str) -> str:
-    given = query.get(name, default)
-    if given not in words:
-        raise InvalidInput(name, f"must be one of {', '.join(words)}")
-    return given
-
-
-def _whole(query: dict[str, str], name: str, default: int, low: int, high: int) -> int:
-    text = query.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 12 and low <= int(text) <= high):
-        raise InvalidInput(name, f"must be a whole number from {low} to {high}")
-    return int(text)
 
 
 def _time(at: int | None) -> str | None:

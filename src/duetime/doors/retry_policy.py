@@ -2,48 +2,65 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
 
-from duetime.errors import InvalidInput
+from msgspec import Meta, Struct
+
 from duetime.model import RetryPolicy
-from duetime.timetext import parse_duration
+from duetime.timetext import format_duration, parse_duration
 
-RETRIES_MAX = 1_000
-MULTIPLIER_MAX = 1_000.0
+Retries = Annotated[int, Meta(ge=0, le=1_000, description="how many more attempts a failed one is given")]
+Multiplier = Annotated[float, Meta(ge=1, le=1_000, description="how much longer each wait is than the one before")]
+Duration = Annotated[str, Meta(max_length=40, description="500ms, 30s, 10m, 24h, 1h30m, 7d", examples=["30s"])]
 
 
-class RetryPolicyIn(Struct):
-    """What is left out keeps its default."""
+class SnakeRetryPolicy(Struct):
+    """What is left out keeps its default: three retries after 30s, 1m, 2m, each drawn from 0 to that."""
 
-    max_retries: int | None = None
-    max_retry_attempts_duration: str | None = None
-    initial_interval: str | None = None
-    backoff_multiplier: float | None = None
-    max_interval: str | None = None
+    max_retries: Retries | None = None
+    max_retry_attempts_duration: Duration | None = None
+    initial_interval: Duration | None = None
+    backoff_multiplier: Multiplier | None = None
+    max_interval: Duration | None = None
     jitter: bool | None = None
 
-    def checked(self, field: str) -> RetryPolicy:
-        given: dict[str, object] = {}
-        if self.max_retries is not None:
-            if not 0 <= self.max_retries <= RETRIES_MAX:
-                raise InvalidInput(self._name(field, "max_retries"), f"must be from 0 to {RETRIES_MAX}")
-            given["max_retries"] = self.max_retries
-        if self.backoff_multiplier is not None:
-            if not 1 <= self.backoff_multiplier <= MULTIPLIER_MAX:
-                raise InvalidInput(self._name(field, "backoff_multiplier"), f"must be from 1 to {MULTIPLIER_MAX:g}")
-            given["backoff_multiplier"] = self.backoff_multiplier
-        for name, ours in (
-            ("max_retry_attempts_duration", "max_duration_ms"),
-            ("initial_interval", "initial_interval_ms"),
-            ("max_interval", "max_interval_ms"),
-        ):
-            text = getattr(self, name)
-            if text is not None:
-                given[ours] = parse_duration(text, self._name(field, name))
-        if self.jitter is not None:
-            given["jitter"] = self.jitter
-        return RetryPolicy(**given)  # type: ignore[arg-type]
 
-    def _name(self, field: str, name: str) -> str:
-        place = self.__struct_fields__.index(name)
-        return f"{field}.{self.__struct_encode_fields__[place]}"
+class CamelRetryPolicy(Struct, rename="camel"):
+    """What is left out keeps its default: three retries after 30s, 1m, 2m, each drawn from 0 to that."""
+
+    max_retries: Retries | None = None
+    max_retry_attempts_duration: Duration | None = None
+    initial_interval: Duration | None = None
+    backoff_multiplier: Multiplier | None = None
+    max_interval: Duration | None = None
+    jitter: bool | None = None
+
+
+def checked_policy(given: SnakeRetryPolicy | CamelRetryPolicy, field: str) -> RetryPolicy:
+    """The policy that was given, with the defaults for what was not."""
+    names = dict(zip(given.__struct_fields__, given.__struct_encode_fields__, strict=True))
+    default = RetryPolicy()
+
+    def ms(name: str, otherwise: int) -> int:
+        text = getattr(given, name)
+        return otherwise if text is None else parse_duration(text, f"{field}.{names[name]}")
+
+    return RetryPolicy(
+        max_retries=default.max_retries if given.max_retries is None else given.max_retries,
+        max_duration_ms=ms("max_retry_attempts_duration", default.max_duration_ms),
+        initial_interval_ms=ms("initial_interval", default.initial_interval_ms),
+        backoff_multiplier=default.backoff_multiplier if given.backoff_multiplier is None else given.backoff_multiplier,
+        max_interval_ms=ms("max_interval", default.max_interval_ms),
+        jitter=default.jitter if given.jitter is None else given.jitter,
+    )
+
+
+def shown_policy(policy: RetryPolicy) -> CamelRetryPolicy:
+    return CamelRetryPolicy(
+        policy.max_retries,
+        format_duration(policy.max_duration_ms),
+        format_duration(policy.initial_interval_ms),
+        policy.backoff_multiplier,
+        format_duration(policy.max_interval_ms),
+        policy.jitter,
+    )

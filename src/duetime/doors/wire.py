@@ -274,3 +274,26 @@ def check_uuid(text: str, field: str) -> str:
     if not _UUID(text):
         raise InvalidInput(field, "must be a UUID like 123e4567-e89b-42d3-a456-426614174000")
     return text.lower()
+
+
+# --- query parameters ----------------------------------------------------------------------------------------------
+
+
+def choice(query: dict[str, str], name: str, kinds: Any, default: Any) -> Any:
+    return kinds(one_of(query, name, tuple(kind.value for kind in kinds), default)) if name in query else default
+
+
+def one_of(query: dict[str, str], name: str, words: tuple[str, ...], default: str) -> str:
+    given = query.get(name, default)
+    if given not in words:
+        raise InvalidInput(name, f"must be one of {', '.join(words)}")
+    return given
+
+
+def whole(query: dict[str, str], name: str, default: int, low: int, high: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 12 and low <= int(text) <= high):
+        raise InvalidInput(name, f"must be a whole number from {low} to {high}")
+    return int(text)

@@ -57,9 +57,9 @@ class Ownership:
 
     async def run_once(self) -> None:
         """Renew, then move towards the shards that should be ours."""
-        sent = self._clock.monotonic()
+        sent, sent_at = self._clock.monotonic(), self._clock.now()
         standing = await self._store.renew(self.owner_id, self._lease_ms)
-        offset_ms = self._clock.now() - standing.now
+        offset_ms = _offset_ms(sent_at, standing.now, self._clock.now())
         self._telemetry.clock_offset(offset_ms)
         if abs(offset_ms) > self._lease_ms / 4:
             log.error(
@@ -100,3 +100,8 @@ class Ownership:
                 log.warning("could not renew the lease: %s", error)
                 wait_ms = self._lease_ms / 10
             await self._clock.sleep(wait_ms / 1000)
+
+
+def _offset_ms(sent_at: int, store_at: int, answered_at: int) -> int:
+    """How far the local clock is surely off the store's: an answer that took long is slow, not wrong."""
+    return max(0, sent_at - store_at) + min(0, answered_at - store_at)

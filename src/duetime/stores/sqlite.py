@@ -247,13 +247,9 @@ class SqliteStore:
         self, connection: Connection, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]
     ) -> list[bool]:
         held = _held(connection, owner_id)
-        ours = [change for change in changes if held.get(change[0].shard) == change[0].version]
-        if update_rows(connection, ours) == len(changes):
-            recorded = [True] * len(changes)
-        else:
-            there = by_uuid(connection, [before.uuid for before, _ in ours])
-            revisions = {uuid: timer.revision for uuid, (timer, _) in there.items()}
-            recorded = [revisions.get(before.uuid) == after.revision for before, after in changes]
+        ours = [held.get(before.shard) == before.version for before, _ in changes]
+        written = iter(update_rows(connection, [change for change, our in zip(changes, ours, strict=True) if our]))
+        recorded = [our and next(written) for our in ours]
         tally: Tally = Counter()
         for (before, after), done in zip(changes, recorded, strict=True):
             tally[before.namespace, before.status] -= done

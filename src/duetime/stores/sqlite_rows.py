@@ -103,10 +103,19 @@ def insert_rows(connection: Connection, timers: Sequence[Timer], first_seq: int)
     )
 
 
-def update_rows(connection: Connection, changes: Sequence[tuple[Timer, Timer]]) -> int:
-    """Write the state of each second timer over the first where that is still at its revision; how many were."""
+def update_rows(connection: Connection, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
+    """Write the state of each second timer over the first where that is still at its revision; say which were."""
     rows = [(before.uuid, before.revision, *state(after)) for before, after in changes]
-    return _write_rows(connection, _RECORDS, rows)
+    connection.execute("SAVEPOINT changes")
+    if _write_rows(connection, _RECORDS, rows) == len(rows):
+        connection.execute("RELEASE changes")
+        return [True] * len(rows)
+    # Some were not, and the statement does not say which: look first, then write only what fits.
+    connection.execute("ROLLBACK TO changes; RELEASE changes")
+    revisions = {uuid: timer.revision for uuid, (timer, _) in by_uuid(connection, [row[0] for row in rows]).items()}
+    fits = [revisions.pop(uuid, None) == was for uuid, was, *_ in rows]
+    _write_rows(connection, _RECORDS, [row for row, fit in zip(rows, fits, strict=True) if fit])
+    return fits
 
 
 def _write_rows(connection: Connection, statements: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> int:

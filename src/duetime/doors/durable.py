@@ -1,0 +1,406 @@
+"""The durable door: ``/api/v1``, namespaces, retries, batches, pages; camelCase, in two styles over one service."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from duetime.deliverers.signing import new_secret, to_text
+from duetime.doors import durable_schema as schema
+from duetime.doors import wire
+from duetime.doors.durable_values import (
+    cursor_of,
+    definition_of,
+    key_of,
+    path_of,
+    place_of,
+    retention_of,
+    selected,
+    shown_attempt,
+    shown_namespace,
+    shown_timer,
+    time_in,
+)
+from duetime.doors.http import JSON, Handler, Keys, MethodNotAllowed, NotFound, Request, Response, Unauthorized
+from duetime.doors.operation import Operation, Parameter, routes
+from duetime.errors import (
+    DuetimeError,
+    InvalidInput,
+    NamespaceConflict,
+    PayloadTooLarge,
+    SecretNotFound,
+    StoreError,
+    TimerConflict,
+    TimerNotFound,
+    TimerNotPending,
+    UnknownNamespace,
+)
+from duetime.model import (
+    Namespace,
+    Status,
+    Timer,
+)
+from duetime.service import NewTimer, Service, fingerprint_of
+from duetime.store import Filter
+from duetime.telemetry import Telemetry
+from duetime.timetext import format_time, parse_duration, parse_time
+
+BASE = "/api/v1"
+LIMIT_DEFAULT, LIMIT_MAX = 50, 1_000
+
+T = TypeVar("T")
+
+_encode = msgspec.json.Encoder().encode
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    decoder: msgspec.json.Decoder[T] | None = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    return wire.decode(body, kind, decoder)
+
+
+class _NoSuchNamespace(DuetimeError):
+    """The namespace that the path names does not exist."""
+
+
+_ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
+    (PayloadTooLarge, 413, "PAYLOAD_TOO_LARGE"),
+    (InvalidInput, 400, "INVALID_INPUT"),
+    (UnknownNamespace, 400, "UNKNOWN_NAMESPACE"),
+    (TimerNotFound, 404, "TIMER_NOT_FOUND"),
+    (TimerConflict, 409, "TIMER_CONFLICT"),
+    (TimerNotPending, 409, "TIMER_NOT_PENDING"),
+    (NamespaceConflict, 409, "NAMESPACE_CONFLICT"),
+    (_NoSuchNamespace, 404, "NAMESPACE_NOT_FOUND"),
+    (SecretNotFound, 404, "SECRET_NOT_FOUND"),
+    (Unauthorized, 401, "UNAUTHORIZED"),
+    (NotFound, 404, "NOT_FOUND"),
+    (MethodNotAllowed, 405, "METHOD_NOT_ALLOWED"),
+    (StoreError, 503, "UNAVAILABLE"),
+)
+
+
+class DurableDoor:
+    def __init__(
+        self,
+        service: Service,
+        keys: Keys,
+        telemetry: Telemetry,
+        *,
+        request_bytes_max: int,
+        batch_bytes_max: int,
+        shards: int,
+    ) -> None:
+        self._service = service
+        self._keys = keys
+        self._telemetry = telemetry
+        self._request_bytes_max = request_bytes_max
+        self._batch_bytes_max = batch_bytes_max
+        self._shards = shards
+
+    def routes(self) -> dict[str, dict[str, Handler]]:
+        return routes(self.operations())
+
+    def operations(self) -> list[Operation]:
+        def at(method: str, path: str, handler: Handler, summary: str, **more: Any) -> Operation:
+            name = handler.__name__
+            return Operation(
+                method=method, path=BASE + path, name=name, summary=summary, handler=self._with_key(handler), **more
+            )
+
+        timer = {200: schema.Timer}
+        listed = [
+            Parameter("namespace", str, "only of this namespace"),
+            Parameter("status", Status, "pending: soonest due first; final ones: latest finished first"),
+            Parameter("correlationId", str, "only with this correlation id"),
+            Parameter("executeAfter", str, "due at this time or later, soonest first"),
+            Parameter("executeBefore", str, "due before this time, soonest first"),
+            Parameter("limit", int, f"how many, {LIMIT_DEFAULT} unless given, at most {LIMIT_MAX}"),
+            Parameter("cursor", str, "nextCursor of the page before"),
+        ]
+        one = "/timers/{namespace}/{id}"
+        name = "/namespaces/{name}"
+        return [
+            at("POST", "/timers", self.create, "Make a timer; the same request again answers with the first one",
+               takes=schema.CreateTimer, gives=timer, refuses=(400, 409, 413)),
+            at("GET", "/timers", self.list, "List timers, newest first unless a filter has an order of its own",
+               gives={200: schema.TimerPage}, query=listed, refuses=(400,)),
+            at("POST", "/timers/batch", self.batch, "Make up to 1000 timers in one durable write",
+               takes=schema.BatchIn, gives={200: schema.BatchOut}, refuses=(400, 413)),
+            at("POST", "/timers/replay", self.replay_many, "Fire finished timers once more, by filter",
+               takes=schema.ReplayIn, gives={200: schema.ReplayOut}, refuses=(400, 413)),
+            at("GET", one, self.get, "Look at a timer", gives=timer, refuses=(400, 404)),
+            at("PUT", one, self.update, "Change a pending timer; what is left out stays",
+               takes=schema.Changes, gives=timer, refuses=(400, 404, 409, 413)),
+            at("DELETE", one, self.delete, "Remove a timer, pending or finished",
+               gives={204: None}, refuses=(400, 404, 409)),
+            at("GET", one + "/attempts", self.attempts, "The latest attempts of a timer",
+               gives={200: schema.Attempts}, refuses=(400, 404)),
+            at("POST", one + "/replay", self.replay, "Fire a finished timer once more, now",
+               gives=timer, refuses=(400, 404, 409)),
+            at("POST", "/timers/create", self.upsert, "Make a timer, in the place of the one there was",
+               takes=schema.CreateTimer, gives=timer, refuses=(400, 409, 413)),
+            at("POST", "/timers/get", self.get_selected, "Look at a timer",
+               takes=schema.Selection, gives=timer, refuses=(400, 404, 413)),
+            at("POST", "/timers/update", self.update_selected, "Change a pending timer; what is left out stays",
+               takes=schema.UpdateTimer, gives=timer, refuses=(400, 404, 409, 413)),
+            at("POST", "/timers/delete", self.delete_selected, "Remove a timer, pending or finished",
+               takes=schema.Selection, gives={204: None}, refuses=(400, 404, 409, 413)),
+            at("GET", "/namespaces", self.namespaces, "List the namespaces", gives={200: schema.Namespaces}),
+            at("POST", "/namespaces", self.create_namespace, "Make a namespace",
+               takes=schema.NamespaceIn, gives={201: schema.Namespace, 200: schema.Namespace}, refuses=(400, 409, 413)),
+            at("GET", name, self.namespace, "Look at a namespace", gives={200: schema.Namespace}, refuses=(400, 404)),
+            at("PATCH", name, self.change_namespace, "Change the retention of a namespace, pause or resume it",
+               takes=schema.NamespaceChanges, gives={200: schema.Namespace}, refuses=(400, 404, 413)),
+            at("POST", name + "/secrets", self.add_secret,
+               "Make a signing secret; the one before it signs too for 24 hours",
+               gives={201: schema.NewSecret}, refuses=(400, 404)),
+            at("DELETE", name + "/secrets/{id}", self.delete_secret, "Stop signing with a secret",
+               gives={204: None}, refuses=(400, 404)),
+        ]  # fmt: skip
+
+    # Errors.
+
+    def refusal(self, error: Exception) -> Response:
+        status, failure = self._failure(error)
+        headers = [JSON]
+        if isinstance(error, MethodNotAllowed):
+            headers.append((b"allow", ", ".join(error.allowed).encode()))
+        elif status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        elif status == 503:
+            headers.append((b"retry-after", b"1"))
+        return Response(status, _encode(failure), headers)
+
+    def _failure(self, error: Exception) -> tuple[int, schema.Failure]:
+        details = {"field": error.field} if isinstance(error, InvalidInput) and error.field else {}
+        for kind, status, code in _ERRORS:
+            if isinstance(error, kind):
+                return status, schema.Failure(code, str(error), details, self._now())
+        message = "internal error: the log of the service has the details"
+        return 500, schema.Failure("INTERNAL_ERROR", message, {}, self._now())
+
+    def _now(self) -> str:
+        return format_time(self._service.clock.now())
+
+    def _with_key(self, handler: Handler) -> Handler:
+        async def checked(request: Request) -> Response:
+            self._keys.check(request)
+            return await handler(request)
+
+        return checked
+
+    async def _read(self, request: Request, kind: type[T]) -> T:
+        return _decode(await request.body(self._request_bytes_max), kind)
+
+    # Timers.
+
+    async def create(self, request: Request) -> Response:
+        asked = await self._read(request, schema.CreateTimer)
+        new = self._new(asked)
+        try:
+            self._check_ahead(asked, new.execute_at)
+        except InvalidInput:
+            # A repeat may come when its time is past: it gets the first answer, not an error.
+            there = new.id and await self._service.repeated(new.namespace, new.id, new.fingerprint)
+            if not there:
+                raise
+            return _ok(there)
+        timer, fresh = await self._service.create(new)
+        self._telemetry.created("durable", int(fresh))
+        return _ok(timer)
+
+    async def upsert(self, request: Request) -> Response:
+        asked = await self._read(request, schema.CreateTimer)
+        new = self._new(asked)
+        self._check_ahead(asked, new.execute_at)
+        timer = await self._service.upsert(new)
+        self._telemetry.created("durable")
+        return _ok(timer)
+
+    async def batch(self, request: Request) -> Response:
+        batch = _decode(await request.body(self._batch_bytes_max), schema.BatchIn)
+        results: list[schema.BatchResult | None] = []
+        news: list[NewTimer] = []
+        for raw in batch.timers:
+            try:
+                if len(raw) > self._request_bytes_max:
+                    raise PayloadTooLarge("timer", f"is larger than {self._request_bytes_max} bytes")
+                asked = _decode(bytes(raw), schema.CreateTimer)
+                new = self._new(asked)
+                self._check_ahead(asked, new.execute_at)
+                news.append(new)
+                results.append(None)
+            except DuetimeError as error:
+                results.append(self._refused(error))
+        answers = iter(await self._service.create_many(news))
+        self._telemetry.created("durable", len(news))
+        for place, result in enumerate(results):
+            if result is None:
+                answer = next(answers)
+                results[place] = (
+                    schema.BatchResult(200, timer=shown_timer(answer))
+                    if isinstance(answer, Timer)
+                    else self._refused(answer)
+                )
+        return Response(200, _encode(schema.BatchOut([result for result in results if result is not None])))
+
+    def _refused(self, error: DuetimeError) -> schema.BatchResult:
+        status, failure = self._failure(error)
+        return schema.BatchResult(status, error=failure)
+
+    async def get(self, request: Request) -> Response:
+        return _ok(await self._service.get(*path_of(request)))
+
+    async def get_selected(self, request: Request) -> Response:
+        return _ok(await self._service.get(*selected(await self._read(request, schema.Selection))))
+
+    async def update(self, request: Request) -> Response:
+        return await self._update(path_of(request), await self._read(request, schema.Changes))
+
+    async def update_selected(self, request: Request) -> Response:
+        changes = await self._read(request, schema.UpdateTimer)
+        return await self._update(selected(changes), changes)
+
+    async def _update(self, key: tuple[str, str], changes: schema.Changes) -> Response:
+        execute_at, _ = self._time(changes)
+        timer = await self._service.get(*key)
+        definition = definition_of(changes, timer.definition)
+        if timer.status is Status.PENDING:
+            self._check_ahead(changes, execute_at)
+            await self._service.check_target(definition.target)
+        changed = await self._service.update(
+            *key,
+            execute_at=execute_at,
+            change=lambda before: definition_of(changes, before),
+            correlation_id=changes.correlation_id,
+        )
+        return _ok(changed)
+
+    async def delete(self, request: Request) -> Response:
+        await self._service.delete(*path_of(request))
+        return Response(204, headers=())
+
+    async def delete_selected(self, request: Request) -> Response:
+        await self._service.delete(*selected(await self._read(request, schema.Selection)))
+        return Response(204, headers=())
+
+    async def list(self, request: Request) -> Response:
+        query = request.query()
+        filter = Filter(
+            namespace=None if "namespace" not in query else wire.check_namespace(query["namespace"], "namespace"),
+            status=wire.choice(query, "status", Status, None),
+            correlation_id=query.get("correlationId"),
+            execute_after=time_in(query, "executeAfter"),
+            execute_before=time_in(query, "executeBefore"),
+        )
+        limit = wire.whole(query, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX)
+        page = await self._service.page(filter, limit, place_of(query.get("cursor"), filter))
+        return Response(
+            200, _encode(schema.TimerPage([shown_timer(timer) for timer in page.timers], cursor_of(page.next)))
+        )
+
+    async def attempts(self, request: Request) -> Response:
+        timer = await self._service.get(*path_of(request))
+        return Response(200, _encode(schema.Attempts([shown_attempt(attempt) for attempt in timer.attempts])))
+
+    async def replay(self, request: Request) -> Response:
+        return _ok(await self._service.replay(*path_of(request)))
+
+    async def replay_many(self, request: Request) -> Response:
+        asked = await self._read(request, schema.ReplayIn)
+        filter = Filter(namespace=asked.namespace, status=Status(asked.status), correlation_id=asked.correlation_id)
+        return Response(200, _encode(schema.ReplayOut(await self._service.replay_all(filter, asked.limit))))
+
+    # Namespaces.
+
+    async def namespaces(self, request: Request) -> Response:
+        return Response(200, _encode(schema.Namespaces([shown_namespace(n) for n in self._service.namespaces()])))
+
+    async def create_namespace(self, request: Request) -> Response:
+        asked = await self._read(request, schema.NamespaceIn)
+        wire.check_namespace(asked.name, "name")
+        if asked.shards is not None and asked.shards > self._shards:
+            raise InvalidInput("shards", f"must be at most {self._shards}, the number of shards that there are")
+        namespace, fresh = await self._service.create_namespace(
+            asked.name,
+            shards=asked.shards,
+            retention_ms=None if asked.retention is None else retention_of(asked.retention),
+        )
+        return Response(201 if fresh else 200, _encode(shown_namespace(namespace)))
+
+    async def namespace(self, request: Request) -> Response:
+        return Response(200, _encode(shown_namespace(self._service.namespace(self._name(request)))))
+
+    async def change_namespace(self, request: Request) -> Response:
+        name = self._name(request)
+        asked = await self._read(request, schema.NamespaceChanges)
+        if asked.shards is not None and asked.shards != self._service.namespace(name).shards:
+            raise InvalidInput("shards", "are fixed when a namespace is made")
+        retention_ms = None if asked.retention is None else retention_of(asked.retention)
+
+        def changed(before: Namespace) -> Namespace:
+            return msgspec.structs.replace(
+                before,
+                retention_ms=before.retention_ms if retention_ms is None else retention_ms,
+                paused=before.paused if asked.paused is None else asked.paused,
+            )
+
+        return Response(200, _encode(shown_namespace(await self._service.change_namespace(name, changed))))
+
+    async def add_secret(self, request: Request) -> Response:
+        secret = await self._service.add_secret(self._name(request), new_secret())
+        shown = schema.NewSecret(secret.id, to_text(secret.key), format_time(secret.created_at))
+        return Response(201, _encode(shown))
+
+    async def delete_secret(self, request: Request) -> Response:
+        await self._service.delete_secret(self._name(request), request.parameters[1])
+        return Response(204, headers=())
+
+    def _name(self, request: Request) -> str:
+        name = wire.check_namespace(request.parameters[0], "name")
+        try:
+            self._service.namespace(name)
+        except UnknownNamespace as error:
+            raise _NoSuchNamespace(str(error)) from None
+        return name
+
+    # From what clients write to what the service takes.
+
+    def _new(self, asked: schema.CreateTimer) -> NewTimer:
+        namespace, id = key_of(asked)
+        if asked.callback_url is None and asked.callback_subject is None:
+            raise InvalidInput("callbackUrl", "is required")
+        definition = definition_of(asked, None)
+        execute_at, compared_at = self._time(asked)
+        if execute_at is None:
+            raise InvalidInput("executeAt", "is required, or a delay")
+        return NewTimer(
+            namespace=namespace,
+            id=id,
+            execute_at=execute_at,
+            definition=definition,
+            correlation_id=asked.correlation_id,
+            fingerprint=fingerprint_of(definition, asked.correlation_id, compared_at),
+        )
+
+    def _time(self, asked: schema.Changes) -> tuple[int | None, int | None]:
+        """When, and the time that a repeat is compared by: none for a delay, which means another time each time."""
+        if asked.delay is not None:
+            if asked.execute_at is not None:
+                raise InvalidInput("delay", "can't be given together with executeAt")
+            return self._service.clock.now() + parse_duration(asked.delay, "delay"), None
+        at = None if asked.execute_at is None else parse_time(asked.execute_at, "executeAt")
+        return at, at
+
+    def _check_ahead(self, asked: schema.Changes, execute_at: int | None) -> None:
+        # A delay is from now on, even if now is past by a moment.
+        if asked.delay is None and execute_at is not None and execute_at <= self._service.clock.now():
+            raise InvalidInput("executeAt", "must be in the future")
+
+
+def _ok(timer: Timer) -> Response:
+    return Response(200, _encode(shown_timer(timer)))

@@ -1,0 +1,184 @@
+"""Between the durable door's types and the model's: what clients write becomes values, values become what they read."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from duetime.doors import durable_schema as schema
+from duetime.doors import wire
+from duetime.doors.http import Request
+from duetime.doors.retry_policy import checked_policy, shown_policy
+from duetime.errors import InvalidInput
+from duetime.model import (
+    DEFAULT_NAMESPACE,
+    FOREVER_MS,
+    SECOND_MS,
+    Attempt,
+    Definition,
+    HttpTarget,
+    Namespace,
+    NatsTarget,
+    ResponseProtocol,
+    Timer,
+)
+from duetime.store import Filter, Place
+from duetime.timetext import format_duration, format_time, parse_duration, parse_time
+
+_encode = msgspec.json.Encoder().encode
+_place_decoder = msgspec.json.Decoder(Place)
+
+
+def key_of(asked: schema.CreateTimer | schema.UpdateTimer | schema.Selection) -> tuple[str, str | None]:
+    namespace = asked.namespace or asked.group_id or DEFAULT_NAMESPACE
+    if asked.namespace is not None and asked.group_id not in (None, asked.namespace):
+        raise InvalidInput("groupId", "is the older name of namespace and must not differ from it")
+    id = asked.id if asked.timer_id is None else asked.timer_id
+    if asked.id is not None and asked.id != id:
+        raise InvalidInput("timerId", "is another name of id and must not differ from it")
+    if id is not None:
+        wire.check_id(id, "id")
+    return wire.check_namespace(namespace, "namespace"), id
+
+
+def selected(asked: schema.UpdateTimer | schema.Selection) -> tuple[str, str]:
+    namespace, id = key_of(asked)
+    if id is None:
+        raise InvalidInput("timerId", "is required")
+    return namespace, id
+
+
+def path_of(request: Request) -> tuple[str, str]:
+    namespace, id = request.parameters
+    return wire.check_namespace(namespace, "namespace"), wire.check_id(id, "id")
+
+
+def definition_of(asked: schema.Changes, before: Definition | None) -> Definition:
+    """The definition that the fields make, of a new timer or out of the one before."""
+    if asked.callback_subject is not None:
+        raise InvalidInput("callbackSubject", "needs a broker, and this service has none")
+    new = before or Definition(target=HttpTarget(url=""))
+    old = new.target
+    if not isinstance(old, HttpTarget):
+        raise InvalidInput("callbackUrl", "of a NATS timer can't be changed here")
+    url, method, headers = asked.callback_url, asked.callback_method, asked.callback_headers
+    timeout_ms = new.timeout_ms
+    if asked.callback_timeout is not None:
+        timeout_ms = parse_duration(asked.callback_timeout, "callbackTimeout")
+        if not 1 <= timeout_ms <= schema.CALLBACK_TIMEOUT_MS_MAX:
+            longest = format_duration(schema.CALLBACK_TIMEOUT_MS_MAX)
+            raise InvalidInput("callbackTimeout", f"must be from 1ms to {longest}")
+    return msgspec.structs.replace(
+        new,
+        target=HttpTarget(
+            url=old.url if url is None else wire.check_url(url, "callbackUrl"),
+            method=old.method if method is None else method,
+            headers=old.headers if headers is None else wire.check_headers(headers, "callbackHeaders"),
+        ),
+        payload=new.payload if asked.payload is UNSET else asked.payload,
+        metadata=new.metadata if asked.metadata is UNSET else asked.metadata,
+        retry=new.retry if asked.retry_policy is None else checked_policy(asked.retry_policy, "retryPolicy"),
+        timeout_ms=timeout_ms,
+        protocol=new.protocol if asked.response_protocol is None else ResponseProtocol(asked.response_protocol),
+    )
+
+
+def time_in(query: dict[str, str], name: str) -> int | None:
+    return None if name not in query else parse_time(query[name], name)
+
+
+def place_of(cursor: str | None, filter: Filter) -> Place | None:
+    if cursor is None:
+        return None
+    try:
+        place = _place_decoder.decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        if place.order is filter.order and abs(place.value) < 1 << 62 and abs(place.mark) < 1 << 62:
+            return place
+    except (msgspec.MsgspecError, binascii.Error, ValueError):
+        pass
+    raise InvalidInput("cursor", "must be the nextCursor of a page with the same filters")
+
+
+def retention_of(text: str) -> int:
+    if text == "forever":
+        return FOREVER_MS
+    ms = parse_duration(text, "retention")
+    if ms < SECOND_MS:
+        raise InvalidInput("retention", "must be at least 1s, or forever")
+    return ms
+
+
+# From what the service gives to what clients read.
+
+
+def shown_timer(timer: Timer) -> schema.Timer:
+    definition = timer.definition
+    target = definition.target
+    http = target if isinstance(target, HttpTarget) else None
+    return schema.Timer(
+        id=timer.id,
+        namespace=timer.namespace,
+        execute_at=format_time(timer.execute_at),
+        fire_at=format_time(timer.fire_at),
+        callback_url=http.url if http else None,
+        callback_subject=target.subject if isinstance(target, NatsTarget) else None,
+        callback_method=http.method if http else None,
+        callback_headers=target.headers,
+        payload=_raw(definition.payload),
+        metadata=_raw(definition.metadata),
+        correlation_id=timer.correlation_id,
+        retry_policy=shown_policy(definition.retry),
+        callback_timeout=format_duration(definition.timeout_ms),
+        response_protocol=definition.protocol,
+        status=timer.status,
+        attempts=timer.attempt,
+        last_error=timer.last_error,
+        created_at=format_time(timer.created_at),
+        updated_at=format_time(timer.updated_at),
+        executed_at=_time(timer.executed_at),
+    )
+
+
+def _raw(value: Raw) -> Raw | None:
+    return value or None
+
+
+def shown_namespace(namespace: Namespace) -> schema.Namespace:
+    kept_ms = namespace.retention_ms
+    return schema.Namespace(
+        name=namespace.name,
+        shards=namespace.shards,
+        retention=None if kept_ms is None else "forever" if kept_ms >= FOREVER_MS else format_duration(kept_ms),
+        paused=namespace.paused,
+        created_at=format_time(namespace.created_at),
+        secrets=[
+            schema.SecretInfo(
+                s.id, format_time(s.created_at), None if s.expires_at is None else format_time(s.expires_at)
+            )
+            for s in namespace.secrets
+        ],
+    )
+
+
+def shown_attempt(attempt: Attempt) -> schema.Attempt:
+    return schema.Attempt(
+        attempt.number,
+        format_time(attempt.sent_at),
+        format_duration(attempt.duration_ms),
+        attempt.outcome,
+        attempt.status,
+        attempt.error,
+        attempt.answer,
+    )
+
+
+def cursor_of(place: Place | None) -> str | None:
+    """The place where a page ended, as text that nobody needs to understand."""
+    return None if place is None else base64.urlsafe_b64encode(_encode(place)).decode().rstrip("=")
+
+
+def _time(at: int | None) -> str | None:
+    return None if at is None else format_time(at)

@@ -1,0 +1,120 @@
+"""page: filters, the order that fits each, and a place to go on from that stays right while timers come and go."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from duetime.model import Status, Timer
+from duetime.store import Filter, Order, Place
+from tests.clocks import START
+from tests.contract.timers import ids, timer, with_namespace, with_timers
+
+NAMESPACES = ("default", "billing", "mail")
+
+
+@pytest.fixture
+def crowd(store, runner) -> list[Timer]:
+    """In order of creation; many share a time, so that the order of creation must tell them apart."""
+    draw = random.Random(7)
+    timers = []
+    for n in range(150):
+        status = draw.choice(list(Status))
+        at = START + draw.randrange(20)
+        timers.append(
+            timer(
+                f"t{n}",
+                at=at,
+                namespace=draw.choice(NAMESPACES),
+                status=status,
+                fire_at=at + draw.randrange(3),
+                updated_at=START + draw.randrange(15),
+                deadline_at=START + draw.randrange(10) if status is Status.EXECUTING else None,
+                correlation_id=draw.choice([None, "order-1", "order-2"]),
+            )
+        )
+
+    async def create() -> None:
+        for name in NAMESPACES[1:]:
+            await with_namespace(store, name)
+        await with_timers(store, *timers)
+
+    runner.run(create())
+    return timers
+
+
+async def walk(store, filter: Filter, limit: int) -> list[Timer]:
+    seen: list[Timer] = []
+    after: Place | None = None
+    while True:
+        page = await store.page(filter, limit, after)
+        assert len(page.timers) <= limit
+        seen += page.timers
+        after = page.next
+        if after is None:
+            return seen
+        assert len(page.timers) == limit and after.order is filter.order
+
+
+def expected(crowd: list[Timer], filter: Filter) -> list[Timer]:
+    marked = [(n, t) for n, t in enumerate(crowd) if filter.matches(t)]
+    keys = {
+        Order.NEWEST: lambda n, t: (-n,),
+        Order.SOONEST: lambda n, t: (t.execute_at, n),
+        Order.DUE: lambda n, t: (t.fire_at, n),
+        Order.DEADLINE: lambda n, t: (t.deadline_at, n),
+        Order.FINISHED: lambda n, t: (-t.updated_at, -n),
+    }
+    return [t for _, t in sorted(marked, key=lambda entry: keys[filter.order](*entry))]
+
+
+FILTERS = [
+    Filter(
+        namespace=namespace, status=status, correlation_id=correlation_id, execute_after=after, execute_before=before
+    )
+    for namespace, status, correlation_id, (after, before) in itertools.product(
+        (None, "billing"),
+        (None, *Status),
+        (None, "order-1"),
+        ((None, None), (START + 5, None), (None, START + 9), (START + 5, START + 9)),
+    )
+]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1_000])
+async def test_every_filter_brings_what_it_matches_in_its_order(store, crowd: list[Timer], limit: int) -> None:
+    for filter in FILTERS:
+        assert await walk(store, filter, limit) == expected(crowd, filter), filter
+
+
+async def test_an_empty_page(store) -> None:
+    page = await store.page(Filter(status=Status.FAILED), 10)
+    assert page.timers == [] and page.next is None
+
+
+@pytest.mark.parametrize(
+    "filter",
+    [Filter(), Filter(namespace="billing"), Filter(execute_after=START), Filter(status=Status.PENDING)],
+    ids=str,
+)
+async def test_who_stays_is_shown_once_while_others_come_and_go(store, crowd: list[Timer], filter: Filter) -> None:
+    draw = random.Random(11)
+    going = set(draw.sample(ids(crowd), 50))
+    seen: list[str] = []
+    after: Place | None = None
+    for round in itertools.count():
+        page = await store.page(filter, 5, after)
+        seen += ids(page.timers)
+        after = page.next
+        if after is None:
+            break
+        for id in [id for id in going if draw.random() < 0.2]:
+            gone = next(t for t in crowd if t.id == id)
+            await store.swap(gone, None)
+            going.discard(id)
+        await store.put(timer(f"new-{round}", at=START + draw.randrange(20), namespace=draw.choice(NAMESPACES)))
+    stayed = [t.id for t in crowd if await store.get(t.namespace, t.id) is not None and filter.matches(t)]
+    assert set(stayed) <= set(seen)
+    assert len(seen) == len(set(seen))
