@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from duetime.doors.durable import BASE, DurableDoor
+from duetime.doors.http import Keys
 from duetime.model import Status
 from duetime.settings import SETTINGS
 from duetime.telemetry import Telemetry
@@ -32,7 +34,7 @@ def test_every_metric_is_documented() -> None:
 
 
 def test_every_endpoint_is_documented() -> None:
-    page = (ROOT / "docs/api.md").read_text()
+    page = (ROOT / "docs/platform-api.md").read_text()
     for path in (
         "POST /timers",
         "GET /timers/{id}",
@@ -55,6 +57,24 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_paths_in_the_text_exist(page: Path) -> None:
     for name in re.findall(r"`((?:tests|docs|bench|src)/[\w/.-]+)`", page.read_text()):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_every_operation_of_the_durable_api_is_documented() -> None:
+    page = (ROOT / "docs/durable-api.md").read_text()
+    door = DurableDoor(None, Keys(None), Telemetry(), request_bytes_max=1, batch_bytes_max=1, shards=1)  # type: ignore[arg-type]
+    for operation in door.operations():
+        assert f"{operation.method} {operation.path.removeprefix(BASE)}" in page, operation.path
+
+
+def test_the_example_of_the_durable_api_works_when_pasted(tmp_path: Path) -> None:
+    example = re.search(r"```sh\n(.*?)```", (ROOT / "docs/durable-api.md").read_text(), re.DOTALL)
+    assert example is not None
+    with Duetime(tmp_path, bare=True) as service:
+        text = example[1].replace("localhost:3000", f"localhost:{service.port}")
+        ran = subprocess.run(
+            ["bash", "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert ran.stdout.count('"id":"order-17-reminder"') == 3, ran.stdout + ran.stderr
 
 
 def test_the_example_of_the_readme_works_when_pasted(tmp_path: Path) -> None:
