@@ -191,7 +191,7 @@ class Duetime:
             body = _dumps(json)
         if headers is None:
             headers = {"Content-Type": "application/json"}
-            if path.startswith(("/timers", "/metrics", "/clock")) and self.key is not None:
+            if path.startswith(("/timers", "/metrics", "/clock", "/api/")) and self.key is not None:
                 headers["X-API-Key"] = self.key
         connection = self._connections.pop() if self._connections else self._connect()
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import sys
@@ -18,7 +17,6 @@ from duetime.doors.http import Application, Door, Keys, bind, server
 from duetime.doors.operations import OperationsDoor
 from duetime.doors.platform import PlatformDoor
 from duetime.engine.engine import Engine, EngineOptions
-from duetime.errors import StoreFailed
 from duetime.keyfile import ensure_api_key
 from duetime.model import FOREVER_MS, HttpTarget
 from duetime.service import Service
@@ -153,8 +151,7 @@ class Node:
             await self.store.close()
 
     async def _watch_store(self) -> None:
-        await self.store.failure()
-        raise StoreFailed("the store failed; see the log for why")
+        raise await self.store.failure()
 
 
 async def serve(settings: Settings, *, virtual_clock: bool = False) -> None:
@@ -165,11 +162,10 @@ async def serve(settings: Settings, *, virtual_clock: bool = False) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, node, number)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(node.run())
-        announcing = tasks.create_task(_announce(node))
-        with contextlib.suppress(Exception):
-            await asyncio.shield(running)
+    announcing = asyncio.create_task(_announce(node))
+    try:
+        await node.run()
+    finally:
         announcing.cancel()
     log.info("stopped")
 

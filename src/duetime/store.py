@@ -19,6 +19,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from duetime.errors import StoreError
 from duetime.model import Namespace, Status, Timer
 
 
@@ -126,8 +127,8 @@ class Store(Protocol):
     async def ping(self) -> None:
         """Return if the store can be read, raise a ``StoreError`` otherwise."""
 
-    async def failure(self) -> None:
-        """Return only when the store has failed for good: the process must stop."""
+    async def failure(self) -> StoreError:
+        """Wait for the store to fail for good and say how: the process must stop then."""
 
     # What clients do.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -85,7 +86,8 @@ def test_the_example_of_the_readme_works_when_pasted(tmp_path: Path) -> None:
         text = (
             example[1].replace("localhost:3000", f"localhost:{service.port}").replace("/tmp/", f"{service.directory}/")
         )
-        text = text.replace("8080", str(service.port + 1))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            text = text.replace("8080", str(free.getsockname()[1]))
         ran = subprocess.run(
             ["bash", "-c", text], cwd=service.directory, capture_output=True, text=True, timeout=60, check=False
         )

@@ -1,9 +1,14 @@
 """What goes through the durable door, as types: requests are checked against them, answers are made of them, and the
-OpenAPI document is generated from them."""
+OpenAPI document is generated from them.
+
+A rule that msgspec checks is written as a constraint. One that ``wire`` or ``timetext`` checks, in better words than
+msgspec has, is written for the document alone, as ``extra_json_schema``; tests hold the two together. What goes for a
+request as a whole is its ``also``.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -13,38 +18,133 @@ from duetime.model import OutcomeKind, Status
 BATCH_MAX = 1_000
 CALLBACK_TIMEOUT_MS_MAX = 3_600_000
 
+_SPAN = "([0-9]{1,15}d)?([0-9]{1,15}h)?([0-9]{1,15}m)?([0-9]{1,15}s)?([0-9]{1,15}ms)?"
+_DAY, _CLOCK = "[0-9]{4}-[0-9]{2}-[0-9]{2}", "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+_SHOWN = {"format": "date-time"}
+
 Name = Annotated[
     str,
     Meta(min_length=1, max_length=64, pattern="^[A-Za-z0-9._-]+$", description="a namespace", examples=["default"]),
 ]
-Id = Annotated[str, Meta(min_length=1, max_length=255, description="a timer's id, unique in its namespace")]
+Id = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=255,
+        description="a timer's id, unique in its namespace: any text without control characters",
+        examples=["invoice-42"],
+        extra_json_schema={"pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"},
+    ),
+]
+SecretId = Annotated[str, Meta(description="a secret's id", examples=["8f14e45f-ceea-467f-a9f3-0f2b7a1c6d3e"])]
 Time = Annotated[
     str,
-    Meta(max_length=64, description="RFC 3339 with an offset or Z", examples=["2030-01-31T09:00:00Z"]),
+    Meta(
+        max_length=64,
+        description="RFC 3339 with an offset or Z, in the years 1970 to 9999; finer than a millisecond is rounded up",
+        examples=["2030-01-31T09:00:00Z"],
+        extra_json_schema={
+            "format": "date-time",
+            "pattern": rf"^{_DAY}[Tt]{_CLOCK}(\.[0-9]{{1,9}})?([Zz]|[+-]([01][0-9]|2[0-3]):?[0-5][0-9])$",
+        },
+    ),
 ]
-Url = Annotated[str, Meta(max_length=2048, description="an absolute http or https URL")]
-Method = Literal["POST", "PUT", "PATCH"]
+Shown = Annotated[str, Meta(examples=["2030-01-31T09:00:00.000Z"], extra_json_schema=_SHOWN)]
+Span = Annotated[Duration, Meta(extra_json_schema={"pattern": f"^{_SPAN}$", "minLength": 2})]
+Retention = Annotated[
+    str,
+    Meta(
+        max_length=40,
+        description="how long finished timers are kept: like 30d, at least 1s, or forever",
+        examples=["30d"],
+        extra_json_schema={"pattern": f"^(forever|{_SPAN})$", "minLength": 2},
+    ),
+]
+Url = Annotated[
+    str,
+    Meta(
+        max_length=2048,
+        description="an absolute http or https URL in ASCII, without user name or password; not an address that the "
+        "service is kept from, such as a private one",
+        examples=["https://example.com/hooks/timer"],
+        extra_json_schema={"pattern": r"^[Hh][Tt][Tt][Pp][Ss]?://[A-Za-z0-9_.:\[\]-]+([/?#][!-\[\]-~]*)?$"},
+    ),
+]
+HeaderName = Annotated[str, Meta(extra_json_schema={"pattern": r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"})]
+HeaderValue = Annotated[str, Meta(extra_json_schema={"pattern": r"^[\t\x20-\x7e\xa0-\xff]*$"})]
+Headers = Annotated[
+    dict[HeaderName, HeaderValue],
+    Meta(
+        description="headers of the callback, 16 KiB together; not Host, Content-Length, Connection and their like, nor "
+        "those that Duetime sets (webhook-…, duetime-…, traceparent); no name twice, whatever its case",
+        examples=[{"X-Tenant": "acme"}],
+        extra_json_schema={"maxProperties": 64},
+    ),
+]
+Method = Annotated[Literal["POST", "PUT", "PATCH"], Meta(description="of the callback: POST unless given")]
 Protocol = Annotated[
     Literal["answer", "status"],
     Meta(description='"answer": 200 with {"ok": true} completes; "status": any 2xx does'),
 ]
-Correlation = Annotated[str, Meta(min_length=1, max_length=255, description="what belongs together, to list it by")]
+Payload = Annotated[Raw, Meta(description="any JSON, null included: sent with the callback, as it was written")]
+Metadata = Annotated[Raw, Meta(description="any JSON, kept for you and not sent")]
+Correlation = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=255,
+        description="what belongs together, to list it by",
+        examples=["order-7"],
+        extra_json_schema={"pattern": r"^[^\x00]+$"},
+    ),
+]
+Group = Annotated[Name, Meta(description="the older name of namespace; if both are given they must be equal")]
+TimerId = Annotated[Id, Meta(description="another name of id; if both are given they must be equal")]
+
+PATH_PARAMETERS: dict[str, Any] = {"namespace": Name, "name": Name, "id": Id, "secrets/{id}": SecretId}
+"""The types of what stands in paths; the longer key counts where both fit."""
+
+
+def _given(name: str, *absent: str) -> dict[str, Any]:
+    """That a field is there and not null, and others are not, in JSON schema."""
+    return {
+        "required": [name],
+        "properties": {name: {"type": "string"}} | {other: {"type": "null"} for other in absent},
+    }
+
+
+_IDENTIFIED = {"anyOf": [_given("id"), _given("timerId")]}
 
 
 class Changes(Struct, rename="camel"):
     """What a create and an update have in common; null means the same as leaving a field out, except in a payload."""
 
+    also: ClassVar[dict[str, Any]] = {
+        "description": "What to change of a pending timer; null means the same as leaving a field out, except in a "
+        "payload. executeAt, in the future, or delay, not both.",
+        "not": {
+            "required": ["executeAt", "delay"],
+            "properties": {n: {"type": "string"} for n in ("executeAt", "delay")},
+        },
+        "examples": [{"delay": "10m"}],
+    }
+
     execute_at: Time | None = None
-    delay: Annotated[Duration, Meta(description="in place of executeAt: from now on")] | None = None
+    delay: Annotated[Span, Meta(description="in place of executeAt: from now on, at most 100 years")] | None = None
     callback_url: Url | None = None
-    callback_subject: Annotated[str, Meta(max_length=255, description="in place of callbackUrl: NATS")] | None = None
+    callback_subject: (
+        Annotated[str, Meta(max_length=255, description="in place of callbackUrl: NATS. Refused without a broker")]
+        | None
+    ) = None
     callback_method: Method | None = None
-    callback_headers: dict[str, str] | None = None
-    payload: Raw | UnsetType = UNSET
-    metadata: Raw | UnsetType = UNSET
+    callback_headers: Headers | None = None
+    payload: Payload | UnsetType = UNSET
+    metadata: Metadata | UnsetType = UNSET
     correlation_id: Correlation | None = None
     retry_policy: CamelRetryPolicy | None = None
-    callback_timeout: Duration | None = None
+    callback_timeout: (
+        Annotated[Span, Meta(description="how long an attempt may take, 1ms to 1h: 30s unless given")] | None
+    ) = None
     response_protocol: Protocol | None = None
 
 

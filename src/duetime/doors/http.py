@@ -22,6 +22,7 @@ from duetime.errors import DuetimeError, InvalidInput, PayloadTooLarge, Settings
 log = logging.getLogger(__name__)
 
 QUERY_FIELDS_MAX = 64
+BACKLOG = 4096
 JSON = (b"content-type", b"application/json")
 
 Header = tuple[bytes, bytes]
@@ -229,7 +230,7 @@ def server(application: Application) -> uvicorn.Server:
         server_header=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
-        backlog=4096,
+        backlog=BACKLOG,
     )
     return _Server(config)
 
@@ -240,6 +241,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(BACKLOG)
         listener.setblocking(False)
         return listener
     except OSError as error:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from duetime import lifecycle
 from duetime.clock import Clock
+from duetime.errors import StoreError
 from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer
 from duetime.store import Begun, Filter, Order, Page, Place, Query, Sort, Standing
 
@@ -45,8 +46,9 @@ class MemoryStore:
     async def ping(self) -> None:
         pass
 
-    async def failure(self) -> None:
+    async def failure(self) -> StoreError:
         await asyncio.Event().wait()
+        raise AssertionError("memory does not fail")
 
     async def put(self, timer: Timer) -> Timer | None:
         key = timer.namespace, timer.id

@@ -19,7 +19,7 @@ import msgspec
 
 from duetime import lifecycle
 from duetime.clock import Clock
-from duetime.errors import SettingsError
+from duetime.errors import SettingsError, StoreError
 from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer, timer_uuid
 from duetime.store import Begun, Filter, Page, Place, Query, Standing
 from duetime.stores.sqlite_file import SqliteFile
@@ -46,8 +46,8 @@ class SqliteStore:
     async def ping(self) -> None:
         await self._file.read(lambda c: c.execute("SELECT count(*) FROM namespaces").get)
 
-    async def failure(self) -> None:
-        await self._file.failed.wait()
+    async def failure(self) -> StoreError:
+        return await self._file.until_failed()
 
     async def put(self, timer: Timer) -> Timer | None:
         return (await self.put_many([timer]))[0]

@@ -4,7 +4,7 @@ Everything that is asked while a commit is under way goes into the next transact
 after that transaction is on disk. So the price of an fsync is shared, and the event loop never waits for a disk.
 
 How it fails: a file that another process holds is refused at opening. A write that the disk refuses or a damaged file
-ends the store (``StoreFailed``): nothing is acknowledged any more and ``failed`` is set, because after a failed fsync
+ends the store (``StoreFailed``): nothing is acknowledged any more and ``until_failed`` returns, because after a failed fsync
 nobody knows what is on disk and trying again would only hide it. A full disk is told apart: the transaction is rolled
 back whole and the callers get ``StoreUnavailable``.
 """
@@ -50,7 +50,7 @@ def _connect(path: Path, flags: int) -> apsw.Connection:
 class SqliteFile:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.failed = asyncio.Event()
+        self._failed = asyncio.Event()
         self._failure: StoreError | None = None
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._closing = False
@@ -91,6 +91,11 @@ class SqliteFile:
             return await self._loop.run_in_executor(self._readers, lambda: job(self._reader()))
         except apsw.Error as error:
             raise StoreUnavailable(f"SQLite can't read {self.path}: {error}") from error
+
+    async def until_failed(self) -> StoreError:
+        await self._failed.wait()
+        assert self._failure is not None
+        return self._failure
 
     async def close(self) -> None:
         self._closing = True
@@ -152,7 +157,7 @@ class SqliteFile:
             answers = self._commit(connection, [(verb, argument) for verb, argument, _ in batch])
             self._loop.call_soon_threadsafe(_answer, [done for _, _, done in batch], answers)
             if self._failure:
-                self._loop.call_soon_threadsafe(self.failed.set)
+                self._loop.call_soon_threadsafe(self._failed.set)
             elif self._wal_pages >= CHECKPOINT_PAGES:
                 # Only after the callers were answered: nobody waits for a checkpoint.
                 self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_PASSIVE)
@@ -214,7 +219,7 @@ class SqliteFile:
             self._wal_pages = 0
         except _DAMAGE as error:
             self._failure = StoreFailed(f"SQLite can't be trusted with {self.path} any more: {error}")
-            self._loop.call_soon_threadsafe(self.failed.set)
+            self._loop.call_soon_threadsafe(self._failed.set)
         except apsw.Error:
             pass  # A reader is in the way; the next commit brings us here again.
 
