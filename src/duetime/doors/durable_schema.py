@@ -75,7 +75,7 @@ HeaderValue = Annotated[str, Meta(extra_json_schema={"pattern": r"^[\t\x20-\x7e\
 Headers = Annotated[
     dict[HeaderName, HeaderValue],
     Meta(
-        description="headers of the callback, 16 KiB together; not Host, Content-Length, Connection and their like, nor "
+        description="headers of the callback, 16 KiB together; not Host, Content-Length, Connection and the like, nor "
         "those that Duetime sets (webhook-…, duetime-…, traceparent); no name twice, whatever its case",
         examples=[{"X-Tenant": "acme"}],
         extra_json_schema={"maxProperties": 64},
@@ -101,8 +101,17 @@ Correlation = Annotated[
 Group = Annotated[Name, Meta(description="the older name of namespace; if both are given they must be equal")]
 TimerId = Annotated[Id, Meta(description="another name of id; if both are given they must be equal")]
 
-PATH_PARAMETERS: dict[str, Any] = {"namespace": Name, "name": Name, "id": Id, "secrets/{id}": SecretId}
-"""The types of what stands in paths; the longer key counts where both fit."""
+PARAMETERS: dict[str, Any] = {
+    "namespace": Name,
+    "name": Name,
+    "id": Id,
+    "secrets/{id}": SecretId,
+    "executeAfter": Time,
+    "executeBefore": Time,
+    "limit": Annotated[int, Meta(ge=1, le=1_000, extra_json_schema={"default": 50})],
+}
+"""What stands in paths and queries, as the door checks it, for the document. The longer key counts where two fit; a
+parameter of the query that is not here has the type that its operation gives."""
 
 
 def _given(name: str, *absent: str) -> dict[str, Any]:
@@ -114,20 +123,14 @@ def _given(name: str, *absent: str) -> dict[str, Any]:
 
 
 _IDENTIFIED = {"anyOf": [_given("id"), _given("timerId")]}
+_ONE_TIME_AT_MOST = {"anyOf": [{"properties": {name: {"type": "null"}}} for name in ("delay", "executeAt")]}
 
 
 class Changes(Struct, rename="camel"):
-    """What a create and an update have in common; null means the same as leaving a field out, except in a payload."""
+    """What to change of a pending timer; null means the same as leaving a field out, except in a payload. Not both of
+    executeAt, which must be in the future, and delay."""
 
-    also: ClassVar[dict[str, Any]] = {
-        "description": "What to change of a pending timer; null means the same as leaving a field out, except in a "
-        "payload. executeAt, in the future, or delay, not both.",
-        "not": {
-            "required": ["executeAt", "delay"],
-            "properties": {n: {"type": "string"} for n in ("executeAt", "delay")},
-        },
-        "examples": [{"delay": "10m"}],
-    }
+    also: ClassVar[dict[str, Any]] = {**_ONE_TIME_AT_MOST, "examples": [{"delay": "10m"}]}
 
     execute_at: Time | None = None
     delay: Annotated[Span, Meta(description="in place of executeAt: from now on, at most 100 years")] | None = None
@@ -149,36 +152,75 @@ class Changes(Struct, rename="camel"):
 
 
 class CreateTimer(Changes, rename="camel"):
-    """A new timer: when (executeAt or delay), where to (callbackUrl), and what with."""
+    """A new timer: when (executeAt, in the future, or delay), where to (callbackUrl), and what with. The namespace is
+    "default" and the id is made unless they are given; null means the same as leaving a field out, except in a payload.
+    """
+
+    also: ClassVar[dict[str, Any]] = {
+        "allOf": [
+            {"anyOf": [_given("executeAt", "delay"), _given("delay", "executeAt")]},
+            _given("callbackUrl", "callbackSubject"),
+        ],
+        "examples": [
+            {
+                "id": "invoice-42",
+                "executeAt": "2030-01-31T09:00:00Z",
+                "callbackUrl": "https://example.com/hooks/timer",
+                "payload": {"invoice": 42},
+                "retryPolicy": {"maxRetries": 5, "initialInterval": "10s"},
+            }
+        ],
+    }
 
     namespace: Name | None = None
-    group_id: Annotated[Name, Meta(description="the older name of namespace")] | None = None
+    group_id: Group | None = None
     id: Id | None = None
-    timer_id: Annotated[Id, Meta(description="another name of id")] | None = None
+    timer_id: TimerId | None = None
 
 
 class UpdateTimer(Changes, rename="camel"):
-    """What to change of a pending timer, and which one."""
+    """What to change of a pending timer, and which one: its id or timerId, and its namespace unless it is "default"."""
+
+    also: ClassVar[dict[str, Any]] = {
+        "allOf": [_IDENTIFIED, _ONE_TIME_AT_MOST],
+        "examples": [{"timerId": "invoice-42", "delay": "10m"}],
+    }
 
     namespace: Name | None = None
-    group_id: Name | None = None
+    group_id: Group | None = None
     id: Id | None = None
-    timer_id: Id | None = None
+    timer_id: TimerId | None = None
 
 
 class Selection(Struct, rename="camel"):
-    """Which timer."""
+    """Which timer: its id or timerId, and its namespace unless it is "default"."""
+
+    also: ClassVar[dict[str, Any]] = {**_IDENTIFIED, "examples": [{"timerId": "invoice-42"}]}
 
     namespace: Name | None = None
-    group_id: Name | None = None
+    group_id: Group | None = None
     id: Id | None = None
-    timer_id: Id | None = None
+    timer_id: TimerId | None = None
 
 
 class BatchIn(Struct, rename="camel"):
-    """Up to 1000 timers, each as in a create."""
+    """Up to 1000 timers, each as in a create. One that is refused does not stop the others: its result says why."""
 
-    timers: Annotated[list[Raw], Meta(min_length=1, max_length=BATCH_MAX)]
+    also: ClassVar[dict[str, Any]] = {
+        "examples": [
+            {
+                "timers": [
+                    {"id": "a", "delay": "1h", "callbackUrl": "https://example.com/hooks/timer"},
+                    {"id": "b", "delay": "2h", "callbackUrl": "https://example.com/hooks/timer"},
+                ]
+            }
+        ]
+    }
+
+    timers: Annotated[
+        list[Annotated[Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/CreateTimer"})]],
+        Meta(min_length=1, max_length=BATCH_MAX),
+    ]
 
 
 class Timer(Struct, rename="camel"):
@@ -186,44 +228,48 @@ class Timer(Struct, rename="camel"):
 
     id: str
     namespace: str
-    execute_at: str
-    fire_at: Annotated[str, Meta(description="when the next attempt is due, or the last one was")]
+    execute_at: Annotated[Shown, Meta(description="when it was asked for")]
+    fire_at: Annotated[Shown, Meta(description="when the next attempt is due, or the last one was")]
     callback_url: str | None
     callback_subject: str | None
     callback_method: str | None
     callback_headers: dict[str, str]
-    payload: Any
-    metadata: Any
+    payload: Annotated[Any, Meta(description="as it was given; null also when there was none")]
+    metadata: Annotated[Any, Meta(description="as it was given; null also when there was none")]
     correlation_id: str | None
     retry_policy: CamelRetryPolicy
     callback_timeout: str
     response_protocol: str
     status: Status
     attempts: Annotated[int, Meta(description="of the current firing")]
-    last_error: str | None
-    created_at: str
-    updated_at: str
-    executed_at: str | None
+    last_error: Annotated[str, Meta(description="why the latest attempt failed")] | None
+    created_at: Shown
+    updated_at: Shown
+    executed_at: Annotated[Shown, Meta(description="when it was completed or failed")] | None
 
 
 class TimerPage(Struct, rename="camel"):
+    """Some timers, and where to go on."""
+
     timers: list[Timer]
-    next_cursor: str | None
+    next_cursor: Annotated[str, Meta(description="the cursor of the next page; null on the last one")] | None
 
 
 class Attempt(Struct, rename="camel"):
     """One delivery try; the latest ten are kept."""
 
-    attempt: int
-    sent_at: str
-    duration: str
+    attempt: Annotated[int, Meta(description="its number in its firing, from 1")]
+    sent_at: Shown
+    duration: Annotated[str, Meta(examples=["120ms"])]
     outcome: OutcomeKind
     status: Annotated[int, Meta(description="of the HTTP answer")] | None
-    error: str | None
+    error: Annotated[str, Meta(description="for people")] | None
     answer: Annotated[str, Meta(description="how the answer began")]
 
 
 class Attempts(Struct, rename="camel"):
+    """The latest attempts, oldest first."""
+
     attempts: list[Attempt]
 
 
@@ -232,24 +278,28 @@ class Failure(Struct, rename="camel"):
 
     error: Annotated[str, Meta(description="a code for programs", examples=["TIMER_NOT_FOUND"])]
     message: Annotated[str, Meta(description="a sentence for people")]
-    details: dict[str, Any]
-    timestamp: str
+    details: Annotated[dict[str, Any], Meta(description="for invalid input: the field", examples=[{"field": "delay"}])]
+    timestamp: Shown
 
 
 class BatchResult(Struct, rename="camel", omit_defaults=True):
     """What became of one timer of a batch: the timer, or its error."""
 
-    status: int
+    status: Annotated[int, Meta(description="what a create of its own would have answered", examples=[200, 409])]
     timer: Timer | UnsetType = UNSET
     error: Failure | UnsetType = UNSET
 
 
 class BatchOut(Struct, rename="camel"):
-    results: list[BatchResult]
+    """A result for each timer of a batch."""
+
+    results: Annotated[list[BatchResult], Meta(description="in the order of the timers")]
 
 
 class ReplayIn(Struct, rename="camel"):
     """Which finished timers to replay: those of a status, by namespace or correlation id if given."""
+
+    also: ClassVar[dict[str, Any]] = {"examples": [{"status": "failed", "namespace": "default", "limit": 100}]}
 
     status: Literal["failed", "completed", "canceled"] = "failed"
     namespace: Name | None = None
@@ -258,37 +308,55 @@ class ReplayIn(Struct, rename="camel"):
 
 
 class ReplayOut(Struct, rename="camel"):
+    """How many timers will fire once more."""
+
     replayed: int
 
 
 class NamespaceIn(Struct, rename="camel"):
+    """A new namespace."""
+
+    also: ClassVar[dict[str, Any]] = {"examples": [{"name": "billing", "retention": "30d"}]}
+
     name: Name
-    shards: Annotated[int, Meta(ge=1, description="how many shards to spread over; fixed")] | None = None
-    retention: Annotated[str, Meta(max_length=40, description="like 30d, or forever")] | None = None
+    shards: Annotated[int, Meta(ge=1, description="how many shards to spread over, all unless given; fixed")] | None = (
+        None
+    )
+    retention: Retention | None = None
 
 
 class NamespaceChanges(Struct, rename="camel"):
-    retention: Annotated[str, Meta(max_length=40, description="like 30d, or forever")] | None = None
+    """What to change of a namespace; null means the same as leaving a field out."""
+
+    also: ClassVar[dict[str, Any]] = {"examples": [{"paused": True}]}
+
+    retention: Retention | None = None
     paused: Annotated[bool, Meta(description="while paused nothing fires and creates are taken")] | None = None
-    shards: int | None = None
+    shards: Annotated[int, Meta(description="fixed: only the number that it has is taken")] | None = None
 
 
 class SecretInfo(Struct, rename="camel"):
+    """A signing secret, without the secret."""
+
     id: str
-    created_at: str
-    expires_at: str | None
+    created_at: Shown
+    expires_at: Annotated[Shown, Meta(description="until when it signs too; null for the newest")] | None
 
 
 class Namespace(Struct, rename="camel"):
+    """A namespace: a scope of ids with settings of its own."""
+
     name: str
     shards: int
     retention: Annotated[str, Meta(description="null: as the settings say")] | None
     paused: bool
-    created_at: str
+    created_at: Shown
     secrets: Annotated[list[SecretInfo], Meta(description="which secrets sign; never what they are")]
 
 
 class Namespaces(Struct, rename="camel"):
+    """All namespaces, by name."""
+
     namespaces: list[Namespace]
 
 
@@ -296,5 +364,5 @@ class NewSecret(Struct, rename="camel"):
     """A signing secret, shown this once."""
 
     id: str
-    secret: Annotated[str, Meta(examples=["whsec_…"])]
-    created_at: str
+    secret: Annotated[str, Meta(description="what to check signatures with", examples=["whsec_…"])]
+    created_at: Shown

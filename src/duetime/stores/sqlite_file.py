@@ -4,9 +4,9 @@ Everything that is asked while a commit is under way goes into the next transact
 after that transaction is on disk. So the price of an fsync is shared, and the event loop never waits for a disk.
 
 How it fails: a file that another process holds is refused at opening. A write that the disk refuses or a damaged file
-ends the store (``StoreFailed``): nothing is acknowledged any more and ``until_failed`` returns, because after a failed fsync
-nobody knows what is on disk and trying again would only hide it. A full disk is told apart: the transaction is rolled
-back whole and the callers get ``StoreUnavailable``.
+ends the store (``StoreFailed``): nothing is acknowledged any more and ``until_failed`` returns, because after a failed
+fsync nobody knows what is on disk and trying again would only hide it. A full disk is told apart: the transaction is
+rolled back whole and the callers get ``StoreUnavailable``.
 """
 
 from __future__ import annotations
