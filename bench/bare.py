@@ -63,7 +63,7 @@ def main() -> None:
     port, key = int(sys.argv[1]), sys.argv[2]
     door = BareDoor(key)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(server(Application([door], fallback=door)).serve([bind("127.0.0.1", port)]))
+        runner.run(server(Application([door], fallback=door, under={})).serve([bind("127.0.0.1", port)]))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-
 from bench.deliveries import START_MS, ahead_of, fired
 from bench.processes import BenchError, worker
 from bench.report import Row, compared, ms, us
@@ -45,7 +43,9 @@ async def measure(bench: Bench) -> list[Row]:
         if name == "p99":
             pairs = zip(s.of["duetime"], s.of["bare loop"], strict=True)
             row.bar = "≤ 2 × bare + 10 ms"
-            row.ok = statistics.median(ours[figure] - 2 * bare[figure] for ours, bare in pairs) <= 10
+            # Most rounds must hold it: a mean would let one stall of the bare loop pass for a good figure of ours.
+            held = [ours[figure] <= 2 * bare[figure] + 10 for ours, bare in pairs]
+            row.ok = sum(held) > len(held) / 2
         rows.append(row)
     rows.append(Row("  server CPU per timer", us(s.median("duetime", "server_cpu"))))
     return rows

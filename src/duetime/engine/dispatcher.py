@@ -56,6 +56,7 @@ class Dispatcher:
             self._put_back(timer, now + put_off_ms)
         elif destination.free():
             destination.running += 1
+            destination.start(now)  # Already here: the next look must see that this one has things under way.
             worker = spawn(self._work(deliverer, destination, timer))
             self._workers.add(worker)
             worker.add_done_callback(self._workers.discard)

@@ -24,6 +24,8 @@ from duetime.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 UNHELD_WAIT_SECONDS = 0.05
+LOOK_GAP_SECONDS = 0.002
+"""Between a look that found everything and the next one: what falls due meanwhile shares a commit."""
 PURGE_BATCH = 500
 
 
@@ -73,8 +75,8 @@ class Engine:
         """A timer was written that falls due at ``at``."""
         self.alarm.nudge(at)
 
-    async def look(self, spawn: Spawn) -> None:
-        """Begin what is due, as much as can be delivered soon, and hand it out."""
+    async def look(self, spawn: Spawn) -> bool:
+        """Begin what is due, as much as can be delivered soon, and hand it out; whether there may be more of it."""
         limit = min(self.options.begin_max, self.options.in_flight_max - self.recorder.under_way)
         held = dict(self.ownership.held())
         self.alarm.reset()
@@ -83,11 +85,11 @@ class Engine:
             begun = await self._store.begin(self.ownership.owner_id, held, limit)
         except StoreUnavailable as error:
             log.warning("could not look for due timers: %s", error)
-            return
+            return False
         except StoreIndeterminate as error:
             log.warning("the fate of a begin is unknown, claiming the shards anew: %s", error)
             self.ownership.distrust(held)
-            return
+            return False
         self._telemetry.begin_took(self._clock.monotonic() - started)
         self._telemetry.fenced(len(begun.refused))
         self.ownership.lose(begun.refused)
@@ -95,6 +97,7 @@ class Engine:
             self.dispatcher.dispatch(timer, spawn)
         if begun.next_at is not None:
             self.alarm.nudge(begun.next_at)
+        return len(begun.timers) == limit
 
     async def run(self) -> None:
         """Fire timers until ``drain`` is called; then finish what is in flight and give the shards up."""
@@ -125,7 +128,8 @@ class Engine:
             elif not self.ownership.held():
                 await self._clock.sleep(UNHELD_WAIT_SECONDS, self._draining)
             else:
-                await self.look(spawn)
+                if not await self.look(spawn):
+                    await self._clock.sleep(LOOK_GAP_SECONDS)
                 await self.alarm.ring()
 
     def _has_enough(self) -> bool:

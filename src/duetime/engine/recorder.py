@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 BATCH_MAX = 1_000
 RETRY_SECONDS = 0.2
+BATCH_WORTH = 64
+GATHER_SECONDS = 0.004
+"""How long a small batch waits for company. Nobody waits for a record, and a commit costs the same for one as for ten."""
 
 
 class Recorder:
@@ -75,4 +78,6 @@ class Recorder:
     async def run(self) -> None:
         while True:
             await self._some.wait()
+            if len(self._changes) < BATCH_WORTH:
+                await self._clock.sleep(GATHER_SECONDS)
             await self.run_once()
