@@ -19,7 +19,7 @@ BATCH_MAX = 1_000
 RETRY_SECONDS = 0.2
 BATCH_WORTH = 64
 GATHER_SECONDS = 0.004
-"""How long a small batch waits for company. Nobody waits for a record, and a commit costs the same for one as for ten."""
+"""How long a small batch waits for company: nobody waits for a record, and a commit costs one as much as ten."""
 
 
 class Recorder:
