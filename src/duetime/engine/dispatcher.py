@@ -40,6 +40,7 @@ class Dispatcher:
         self._uniform = uniform
         self._destinations = Destinations(per_destination_max, queue_max)
         self._workers: set[asyncio.Task[None]] = set()
+        self._draining = False
 
     def dispatch(self, timer: Timer, spawn: Spawn) -> None:
         """Start an attempt, queue it for its destination, or put it back."""
@@ -52,7 +53,9 @@ class Dispatcher:
         deliverer = self._deliverers[type(target)]
         destination = self._destinations[deliverer.destination(target)]
         put_off_ms = destination.put_off_ms(now)
-        if put_off_ms is not None:
+        if self._draining:
+            self._put_back(timer, timer.fire_at)
+        elif put_off_ms is not None:
             self._put_back(timer, now + put_off_ms)
         elif destination.free():
             destination.running += 1
@@ -67,8 +70,9 @@ class Dispatcher:
         """How many begun timers wait for a destination that is taking them one after the other."""
         return self._destinations.backlog(self._clock.now())
 
-    def put_back_waiting(self) -> None:
-        """For a drain: what has not started goes back to the store, due as it was."""
+    def drain(self) -> None:
+        """Start nothing more: what has not been sent goes back to the store, due as it was."""
+        self._draining = True
         for timer in self._destinations.take_waiting():
             self._put_back(timer, timer.fire_at)
 

@@ -115,8 +115,9 @@ class Engine:
                 log.warning("could not release the shards, their leases will run out: %s", error)
 
     def drain(self) -> None:
-        """Begin nothing more."""
+        """Begin and start nothing more."""
         self._draining.set()
+        self.dispatcher.drain()
         self.alarm.nudge(0)
         self.recorder.recorded.set()
 
@@ -139,7 +140,6 @@ class Engine:
         return room < batch or self.dispatcher.backlog() > batch // 4
 
     async def _finish(self) -> None:
-        self.dispatcher.put_back_waiting()
         until = self._clock.monotonic() + self.options.drain_ms / 1000
         while self.recorder.under_way and (left := until - self._clock.monotonic()) > 0:
             self.recorder.recorded.clear()
