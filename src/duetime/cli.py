@@ -1,24 +1,33 @@
-"""The command line: ``duetime serve``. Errors are one line on stderr and a non-zero exit."""
+"""The command line: ``duetime serve``, and the commands that talk to a server. Errors are one line on stderr and a
+non-zero exit.
+
+What a command needs is imported once it is known which one it is: ``serve`` does not pay for the client, nor a client
+for the service.
+"""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import logging
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-import uvloop
 
 from duetime import __version__
-from duetime.errors import DuetimeError, SettingsError
-from duetime.node import serve
-from duetime.settings import SETTINGS, load
+from duetime.commands.grammar import Parser, add_commands, add_server_options
+
+_EXAMPLES = """\
+examples:
+  duetime serve                                        the service, on http://localhost:3000
+  duetime create --in 10m --url http://localhost:8080/hook --payload '{"order": 7}'
+  duetime list --status pending
+  duetime watch
+
+`duetime COMMAND --help` explains a command. The options above come before the command or after it; after `create` and
+`update`, --url is where the callback goes, so the server is --server there."""
 
 
 def _settings_help() -> str:
+    from duetime.settings import SETTINGS
+
     lines = ["settings (environment, then .env, then duetime.toml):"]
     width = max(len(setting.name) for setting in SETTINGS)
     for setting in SETTINGS:
@@ -27,22 +36,23 @@ def _settings_help() -> str:
     return "\n".join(lines)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="duetime", description="Durable timers that call you back.")
+def _parser() -> Parser:
+    parser = Parser(prog="duetime", description="Durable timers that call you back.", epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"duetime {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    add_server_options(parser)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command", title="commands")
     serving = commands.add_parser(
         "serve",
         help="run the service in the foreground",
         description="Run the service in the foreground until Ctrl-C or SIGTERM; it finishes what is in flight first.",
-        epilog=_settings_help(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        late_epilog=_settings_help,
     )
     serving.add_argument(
         "--virtual-clock",
         action="store_true",
         help='for development: a clock that POST /clock {"advance": "3d"} moves forward',
     )
+    add_commands(commands)
     return parser
 
 
@@ -52,8 +62,18 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+def _serve(options: argparse.Namespace) -> int:
+    import asyncio
+    import logging
+    import os
+    from pathlib import Path
+
+    import uvloop
+
+    from duetime.errors import DuetimeError, SettingsError
+    from duetime.node import serve
+    from duetime.settings import load
+
     try:
         settings = load(os.environ, Path.cwd())
         logging.basicConfig(
@@ -70,3 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"duetime: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    if options.command == "serve":
+        return _serve(options)
+    from duetime.commands.session import run
+
+    return run(options)

@@ -40,6 +40,9 @@ ATTEMPT_GRACE_MS = 5_000
 
 ERROR_LENGTH_MAX = 500
 
+RESCHEDULE_MS_MIN = 1_000
+"""How soon an answer can have its timer fire again: one that always names the past must not make a hot loop."""
+
 
 class _Answer(msgspec.Struct):
     ok: bool
@@ -65,9 +68,11 @@ def begin(timer: Timer, *, now: int, version: int) -> Timer:
 
 def settle(timer: Timer, outcome: Outcome, *, sent_at: int, now: int, uniform: Uniform) -> Timer:
     """What the outcome of an attempt that was sent at ``sent_at`` makes of the timer."""
-    attempts = (*timer.attempts, _kept(timer, outcome, sent_at, now))[-ATTEMPTS_KEPT_MAX:]
     error, next_execute_at = _read(timer.definition.protocol, outcome)
+    error = None if error is None else error[:ERROR_LENGTH_MAX]
+    attempts = (*timer.attempts, _kept(timer, outcome, error, sent_at, now))[-ATTEMPTS_KEPT_MAX:]
     if next_execute_at is not None:
+        next_execute_at = max(next_execute_at, now + RESCHEDULE_MS_MIN)
         return _pending(
             timer,
             now,
@@ -92,7 +97,6 @@ def settle(timer: Timer, outcome: Outcome, *, sent_at: int, now: int, uniform: U
         retry_after_ms=outcome.retry_after_ms,
         uniform=uniform,
     )
-    error = error[:ERROR_LENGTH_MAX]
     if fire_at is None:
         return _final(timer, Status.FAILED, now, failures=failures, last_error=error, attempts=attempts)
     return _pending(timer, now, fire_at=fire_at, failures=failures, lost=0, last_error=error, attempts=attempts)
@@ -172,10 +176,9 @@ def _final(timer: Timer, status: Status, now: int, **changes: object) -> Timer:
     return replace(timer, status=status, deadline_at=None, version=0, executed_at=now, updated_at=now, **changes)
 
 
-def _kept(timer: Timer, outcome: Outcome, sent_at: int, now: int) -> Attempt:
+def _kept(timer: Timer, outcome: Outcome, error: str | None, sent_at: int, now: int) -> Attempt:
     """What is kept of an attempt: enough to see why it went as it did."""
     answer = outcome.body[: 4 * ANSWER_CHARS_KEPT_MAX].decode("utf-8", "replace").replace("\0", "\ufffd")
-    error = None if outcome.error is None else outcome.error[:ERROR_LENGTH_MAX]
     return Attempt(
         timer.attempt,
         sent_at,
@@ -203,6 +206,6 @@ def _read(protocol: ResponseProtocol, outcome: Outcome) -> tuple[str | None, int
             return None, None
         if answer.next_execute_at is not None:
             return None, parse_time(answer.next_execute_at, "nextExecuteAt")
-    except (msgspec.DecodeError, InvalidInput) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
         return f'the answer is not {{"ok": …}}: {error}', None
     return 'the receiver answered {"ok": false}', None

@@ -185,8 +185,9 @@ class Namespace(Struct, frozen=True, kw_only=True):
     paused: bool = False
     secrets: tuple[Secret, ...] = ()
 
-    def signing_keys(self, now: int) -> list[bytes]:
-        return [s.key for s in self.secrets if s.expires_at is None or s.expires_at > now]
+    def signing(self, now: int) -> list[Secret]:
+        """The secrets that sign now, newest first."""
+        return [s for s in self.secrets if s.expires_at is None or s.expires_at > now]
 
 
 def replace(timer: Timer, **changes: object) -> Timer:

@@ -16,6 +16,7 @@ from duetime.doors.durable import DurableDoor
 from duetime.doors.http import Application, Door, Keys, bind, server
 from duetime.doors.operations import OperationsDoor
 from duetime.doors.platform import PlatformDoor
+from duetime.doors.reference import ReferenceDoor
 from duetime.engine.engine import Engine, EngineOptions
 from duetime.keyfile import ensure_api_key
 from duetime.model import FOREVER_MS, HttpTarget
@@ -110,7 +111,8 @@ class Node:
             refusal=platform.refusal,
             virtual_clock=virtual,
         )
-        doors: list[Door] = [platform, durable, operations]
+        reference = ReferenceDoor(durable.operations(), version=__version__, refusal=durable.refusal)
+        doors: list[Door] = [platform, durable, operations, reference]
         self._server = server(Application(doors, fallback=platform, under={"/api/": durable}))
         self._ready = False
         self._stop = asyncio.Event()

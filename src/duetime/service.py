@@ -6,6 +6,7 @@ A door hands over checked values; this makes the timer, writes it and nudges the
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from hashlib import blake2b
 from random import getrandbits
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from duetime import lifecycle
 from duetime.clock import Clock
@@ -78,6 +79,7 @@ class Service:
 
     async def create(self, new: NewTimer) -> tuple[Timer, bool]:
         """Write a new timer and return it with True; a repeat of the same request returns the first one with False."""
+        await self.check_target(new.definition.target)
         timer = await self._made(new)
         there = await self._store.put(timer)
         if there is not None:
@@ -85,28 +87,41 @@ class Service:
         self._nudge(timer.fire_at)
         return timer, True
 
-    async def create_many(self, news: Sequence[NewTimer]) -> list[Timer | DuetimeError]:
+    async def create_many(self, news: Sequence[NewTimer]) -> list[tuple[Timer, bool] | DuetimeError]:
         """``create`` for each, in one durable write; one that can't be made does not stop the others."""
-        answers: list[Timer | DuetimeError] = []
+        refused = await self._refused_targets([new.definition.target for new in news])
+        answers: list[tuple[Timer, bool] | DuetimeError] = []
         for new in news:
             try:
-                answers.append(await self._made(new))
+                if error := refused.get(self._destination(new.definition.target)):
+                    raise error
+                answers.append((await self._made(new), True))
             except DuetimeError as error:
                 answers.append(error)
-        timers = [timer for timer in answers if isinstance(timer, Timer)]
+        timers = [answer[0] for answer in answers if isinstance(answer, tuple)]
         taken = iter(await self._store.put_many(timers))
         for place, answer in enumerate(answers):
-            if isinstance(answer, Timer) and (there := next(taken)) is not None:
+            if isinstance(answer, tuple) and (there := next(taken)) is not None:
                 try:
-                    answers[place] = _repeat(there, answer.fingerprint)
+                    answers[place] = _repeat(there, answer[0].fingerprint), False
                 except TimerConflict as error:
                     answers[place] = error
         if timers:
             self._nudge(min(timer.fire_at for timer in timers))
         return answers
 
+    async def _refused_targets(self, targets: Sequence[Target]) -> dict[str, DuetimeError]:
+        """Which destinations are closed; each is asked about once, all at the same time."""
+        places = {self._destination(target): target for target in targets}
+        checks = await asyncio.gather(*map(self.check_target, places.values()), return_exceptions=True)
+        return {place: check for place, check in zip(places, checks, strict=True) if isinstance(check, DuetimeError)}
+
+    def _destination(self, target: Target) -> str:
+        return self._deliverers[type(target)].destination(target)
+
     async def upsert(self, new: NewTimer) -> Timer:
         """Write a timer, in the place of the one with its identity if there is one that is not executing."""
+        await self.check_target(new.definition.target)
         timer = await self._made(new)
         for _ in range(CHANGE_TRIES_MAX):
             there = await self._store.put(timer)
@@ -117,7 +132,6 @@ class Service:
         raise StoreUnavailable("the timer keeps changing; try again")
 
     async def _made(self, new: NewTimer) -> Timer:
-        await self.check_target(new.definition.target)
         namespace = await self._namespace_for(new.namespace)
         now = self.clock.now()
         id = new.id or self._new_id()
@@ -262,7 +276,7 @@ class Service:
         self._namespaces[name] = there or new
         if there is None:
             return new, True
-        if (there.shards, there.retention_ms) != (new.shards, new.retention_ms):
+        if shards not in (None, there.shards) or retention_ms not in (None, there.retention_ms):
             raise NamespaceConflict(f"namespace '{name}' exists with other settings")
         return there, False
 
@@ -281,7 +295,7 @@ class Service:
     def signing_keys(self, namespace: str) -> list[bytes]:
         """The keys that sign the namespace's callbacks now, newest first; none for one that has no secret."""
         known = self._namespaces.get(namespace)
-        return known.signing_keys(self.clock.now()) if known and known.secrets else []
+        return [secret.key for secret in known.signing(self.clock.now())] if known and known.secrets else []
 
     async def add_secret(self, name: str, key: bytes) -> Secret:
         """A new signing secret. The one before it signs too, until it is deleted or its time is over."""
@@ -291,8 +305,7 @@ class Service:
         def added(namespace: Namespace) -> Namespace:
             older = tuple(
                 s if s.expires_at is not None else msgspec.structs.replace(s, expires_at=now + ROTATION_MS)
-                for s in namespace.secrets
-                if s.expires_at is None or s.expires_at > now
+                for s in namespace.signing(now)
             )
             return msgspec.structs.replace(namespace, secrets=(secret, *older)[:SECRETS_MAX])
 
@@ -304,6 +317,8 @@ class Service:
             kept = tuple(secret for secret in namespace.secrets if secret.id != id)
             if len(kept) == len(namespace.secrets):
                 raise SecretNotFound
+            if kept:  # The newest of those that are left is the current one, which does not run out.
+                kept = (msgspec.structs.replace(kept[0], expires_at=None), *kept[1:])
             return msgspec.structs.replace(namespace, secrets=kept)
 
         await self.change_namespace(name, without)
@@ -323,12 +338,25 @@ def _repeat(there: Timer, fingerprint: str) -> Timer:
     return there
 
 
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 def fingerprint_of(definition: Definition, *parts: object) -> str:
-    """A short digest of a create request: equal for a repeat, different for anything else."""
-    return blake2b(_encode((definition, parts)), digest_size=8).hexdigest()
+    """A short digest of what a create request means: equal for a repeat, however it is spelled."""
+    meant = (
+        definition.target,
+        _meant(definition.payload),
+        _meant(definition.metadata),
+        msgspec.structs.astuple(definition.retry),
+        (definition.timeout_ms, definition.body, definition.protocol),
+        parts,
+    )
+    return blake2b(_encode(meant), digest_size=8).hexdigest()
+
+
+def _meant(value: Raw) -> tuple[object, ...]:
+    """A JSON value without its spelling; nothing at all for one that was not given, which is not the same as null."""
+    return (msgspec.json.decode(value),) if value else ()
 
 
 def id_of_key(key: str) -> str:

@@ -47,15 +47,24 @@ class Telemetry:
         self._owned = Gauge("duetime_owned_shards", "Shards that this instance owns.", registry=r)
         self._offset = Gauge("duetime_clock_offset_seconds", "This machine's clock minus the store's.", registry=r)
 
+        # Names that dashboards of older timer services know.
+        self._commands = Counter("timer_commands_received", "Requests that made a timer, at all doors.", registry=r)
+        self._processed = Counter("timer_schedules_processed", "Attempts whose outcome is known.", registry=r)
+        self._polling = Histogram(
+            "timer_polling_duration_seconds", "Duration of a look for due timers.", buckets=_FAST, registry=r
+        )
         # Finding a labelled counter by its labels costs more than counting: these are found once.
         self._counter_of_creates = lru_cache(self._created.labels)
         self._counter_of_attempts = lru_cache(self._attempted.labels)
 
     def created(self, door: str, count: int = 1) -> None:
-        self._counter_of_creates(door).inc(count)
+        if count:
+            self._counter_of_creates(door).inc(count)
+            self._commands.inc(count)
 
     def attempted(self, kind: OutcomeKind, status: Status) -> None:
         self._counter_of_attempts(kind, status).inc()
+        self._processed.inc()
 
     def deferred(self) -> None:
         self._deferred.inc()
@@ -69,6 +78,7 @@ class Telemetry:
 
     def begin_took(self, seconds: float) -> None:
         self._begin.observe(seconds)
+        self._polling.observe(seconds)
 
     def record_took(self, seconds: float) -> None:
         self._record.observe(seconds)

@@ -100,9 +100,9 @@ class Durable(Duetime):
 
     def attempt(self, timer: Timer) -> Timer:
         """Let the timer's time come, and return it after that attempt."""
-        before = len(self.attempts(timer))
+        before = self.attempts(timer)
         self.come(timer)
-        until("the attempt is recorded", lambda: len(self.attempts(timer)) > before)
+        until("the attempt is recorded", lambda: self.attempts(timer) != before)
         return self.see(timer)
 
     def attempts(self, timer: Timer) -> list[dict[str, Any]]:

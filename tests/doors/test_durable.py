@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
@@ -171,7 +173,6 @@ class TestCreate:
         failure(door.api("GET", "/timers/nobody/x"), 404, "TIMER_NOT_FOUND")
 
     @pytest.mark.parametrize("url", ["http://10.0.0.1/", "http://169.254.169.254/latest", "http://[fe80::1]/"])
-    @pytest.mark.xfail(strict=True, reason="the address guard names callback_url, which is the platform door's field")
     def test_private_addresses_are_refused_by_this_doors_name(self, door: Durable, url: str) -> None:
         body = {"delay": "1h", "callbackUrl": url}
         failure(door.api("POST", "/timers", body), 400, "INVALID_INPUT", "callbackUrl")
@@ -257,6 +258,28 @@ class TestUpdate:
         failure(change(door, style, done, executeAt=door.ahead(100)), 409, "TIMER_NOT_PENDING")
         failure(change(door, style, done, payload=1), 409, "TIMER_NOT_PENDING")
         assert door.see(done) == done
+
+    def test_a_changed_correlation_id_is_found(self, door: Durable) -> None:
+        made = door.make(correlationId="before it")
+        success(door.api("PUT", door.path(made), {"correlationId": "behind it"}))
+        assert door.pages("correlationId=before%20it", 5) == []
+        assert [timer["id"] for timer in door.pages("correlationId=behind%20it", 5)] == [made["id"]]
+
+    def test_the_race_against_the_firing(self, door: Durable, receiver: Receiver) -> None:
+        """A change that won is never fired, one that lost is told so."""
+        url = receiver.url("/race")
+        items = [{"delay": f"{n}ms", "callbackUrl": url, "payload": n} for n in range(0, 900, 3)]
+        timers = [result["timer"] for result in door.batch(items)]
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda timer: door.api("PUT", door.path(timer), {"delay": "900h"}), timers))
+        assert {answer.status for answer in answers} <= {200, 409}
+        lost = [timer for timer, answer in zip(timers, answers, strict=True) if answer.status == 409]
+        for timer in lost:
+            door.final(timer)
+        door.advance("1h")
+        door.run(receiver.url("/race-witness"))
+        fired = [json.loads(request.body)["payload"] for request in receiver.at("/race")]
+        assert sorted(fired) == sorted(timer["payload"] for timer in lost)
 
 
 class TestDelete:

@@ -55,11 +55,11 @@ _encode = msgspec.json.Encoder().encode
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
-def _decode(body: bytes, kind: type[T]) -> T:
+def _decode(body: bytes, kind: type[T], *, depth_max: int = wire.DEPTH_MAX) -> T:
     decoder: msgspec.json.Decoder[T] | None = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
-    return wire.decode(body, kind, decoder)
+    return wire.decode(body, kind, decoder, depth_max=depth_max)
 
 
 class _NoSuchNamespace(DuetimeError):
@@ -176,6 +176,8 @@ class DurableDoor:
         return Response(status, _encode(failure), headers)
 
     def _failure(self, error: Exception) -> tuple[int, schema.Failure]:
+        if isinstance(error, InvalidInput) and "_" in error.field:
+            error = type(error)(_camel(error.field), error.reason)  # what was refused further in has no door's spelling
         details = {"field": error.field} if isinstance(error, InvalidInput) and error.field else {}
         for kind, status, code in _ERRORS:
             if isinstance(error, kind):
@@ -199,19 +201,24 @@ class DurableDoor:
     # Timers.
 
     async def create(self, request: Request) -> Response:
-        asked = await self._read(request, schema.CreateTimer)
+        new = await self._wanted(await self._read(request, schema.CreateTimer))
+        if isinstance(new, Timer):
+            return _ok(new)
+        timer, fresh = await self._service.create(new)
+        self._telemetry.created("durable", int(fresh))
+        return _ok(timer)
+
+    async def _wanted(self, asked: schema.CreateTimer) -> NewTimer | Timer:
+        """The timer to make, or the one that an earlier request made, should its time have come since."""
         new = self._new(asked)
         try:
             self._check_ahead(asked, new.execute_at)
         except InvalidInput:
-            # A repeat may come when its time is past: it gets the first answer, not an error.
             there = new.id and await self._service.repeated(new.namespace, new.id, new.fingerprint)
             if not there:
                 raise
-            return _ok(there)
-        timer, fresh = await self._service.create(new)
-        self._telemetry.created("durable", int(fresh))
-        return _ok(timer)
+            return there
+        return new
 
     async def upsert(self, request: Request) -> Response:
         asked = await self._read(request, schema.CreateTimer)
@@ -222,31 +229,34 @@ class DurableDoor:
         return _ok(timer)
 
     async def batch(self, request: Request) -> Response:
-        batch = _decode(await request.body(self._batch_bytes_max), schema.BatchIn)
+        body = await request.body(self._batch_bytes_max)
+        batch = _decode(body, schema.BatchIn, depth_max=wire.DEPTH_MAX + 2)  # each timer is checked again by itself
         results: list[schema.BatchResult | None] = []
         news: list[NewTimer] = []
         for raw in batch.timers:
             try:
                 if len(raw) > self._request_bytes_max:
                     raise PayloadTooLarge("timer", f"is larger than {self._request_bytes_max} bytes")
-                asked = _decode(bytes(raw), schema.CreateTimer)
-                new = self._new(asked)
-                self._check_ahead(asked, new.execute_at)
-                news.append(new)
-                results.append(None)
+                wanted = await self._wanted(_decode(bytes(raw), schema.CreateTimer))
+                if isinstance(wanted, Timer):
+                    results.append(schema.BatchResult(200, timer=shown_timer(wanted)))
+                else:
+                    news.append(wanted)
+                    results.append(None)
+            except StoreError:
+                raise
             except DuetimeError as error:
                 results.append(self._refused(error))
-        answers = iter(await self._service.create_many(news))
-        self._telemetry.created("durable", len(news))
-        for place, result in enumerate(results):
-            if result is None:
-                answer = next(answers)
-                results[place] = (
-                    schema.BatchResult(200, timer=shown_timer(answer))
-                    if isinstance(answer, Timer)
-                    else self._refused(answer)
-                )
-        return Response(200, _encode(schema.BatchOut([result for result in results if result is not None])))
+        answers = await self._service.create_many(news)
+        self._telemetry.created("durable", sum(isinstance(answer, tuple) and answer[1] for answer in answers))
+        left = iter(answers)
+        whole = [self._result(next(left)) if result is None else result for result in results]
+        return Response(200, _encode(schema.BatchOut(whole)))
+
+    def _result(self, answer: tuple[Timer, bool] | DuetimeError) -> schema.BatchResult:
+        if isinstance(answer, DuetimeError):
+            return self._refused(answer)
+        return schema.BatchResult(200, timer=shown_timer(answer[0]))
 
     def _refused(self, error: DuetimeError) -> schema.BatchResult:
         status, failure = self._failure(error)
@@ -312,13 +322,15 @@ class DurableDoor:
 
     async def replay_many(self, request: Request) -> Response:
         asked = await self._read(request, schema.ReplayIn)
+        if asked.namespace is not None:
+            wire.check_namespace(asked.namespace, "namespace")
         filter = Filter(namespace=asked.namespace, status=Status(asked.status), correlation_id=asked.correlation_id)
         return Response(200, _encode(schema.ReplayOut(await self._service.replay_all(filter, asked.limit))))
 
     # Namespaces.
 
     async def namespaces(self, request: Request) -> Response:
-        return Response(200, _encode(schema.Namespaces([shown_namespace(n) for n in self._service.namespaces()])))
+        return Response(200, _encode(schema.Namespaces([self._shown(n) for n in self._service.namespaces()])))
 
     async def create_namespace(self, request: Request) -> Response:
         asked = await self._read(request, schema.NamespaceIn)
@@ -330,10 +342,10 @@ class DurableDoor:
             shards=asked.shards,
             retention_ms=None if asked.retention is None else retention_of(asked.retention),
         )
-        return Response(201 if fresh else 200, _encode(shown_namespace(namespace)))
+        return Response(201 if fresh else 200, _encode(self._shown(namespace)))
 
     async def namespace(self, request: Request) -> Response:
-        return Response(200, _encode(shown_namespace(self._service.namespace(self._name(request)))))
+        return Response(200, _encode(self._shown(self._service.namespace(self._name(request)))))
 
     async def change_namespace(self, request: Request) -> Response:
         name = self._name(request)
@@ -349,7 +361,7 @@ class DurableDoor:
                 paused=before.paused if asked.paused is None else asked.paused,
             )
 
-        return Response(200, _encode(shown_namespace(await self._service.change_namespace(name, changed))))
+        return Response(200, _encode(self._shown(await self._service.change_namespace(name, changed))))
 
     async def add_secret(self, request: Request) -> Response:
         secret = await self._service.add_secret(self._name(request), new_secret())
@@ -359,6 +371,9 @@ class DurableDoor:
     async def delete_secret(self, request: Request) -> Response:
         await self._service.delete_secret(self._name(request), request.parameters[1])
         return Response(204, headers=())
+
+    def _shown(self, namespace: Namespace) -> schema.Namespace:
+        return shown_namespace(namespace, self._service.clock.now())
 
     def _name(self, request: Request) -> str:
         name = wire.check_namespace(request.parameters[0], "name")
@@ -404,3 +419,8 @@ class DurableDoor:
 
 def _ok(timer: Timer) -> Response:
     return Response(200, _encode(shown_timer(timer)))
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)

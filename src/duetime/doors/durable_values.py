@@ -80,7 +80,7 @@ def definition_of(asked: schema.Changes, before: Definition | None) -> Definitio
         ),
         payload=new.payload if asked.payload is UNSET else asked.payload,
         metadata=new.metadata if asked.metadata is UNSET else asked.metadata,
-        retry=new.retry if asked.retry_policy is None else checked_policy(asked.retry_policy, "retryPolicy"),
+        retry=new.retry if asked.retry_policy is None else checked_policy(asked.retry_policy, "retryPolicy", new.retry),
         timeout_ms=timeout_ms,
         protocol=new.protocol if asked.response_protocol is None else ResponseProtocol(asked.response_protocol),
     )
@@ -97,7 +97,7 @@ def place_of(cursor: str | None, filter: Filter) -> Place | None:
         place = _place_decoder.decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         if place.order is filter.order and abs(place.value) < 1 << 62 and abs(place.mark) < 1 << 62:
             return place
-    except (msgspec.MsgspecError, binascii.Error, ValueError):
+    except (msgspec.MsgspecError, binascii.Error, ValueError, RecursionError):
         pass
     raise InvalidInput("cursor", "must be the nextCursor of a page with the same filters")
 
@@ -146,7 +146,7 @@ def _raw(value: Raw) -> Raw | None:
     return value or None
 
 
-def shown_namespace(namespace: Namespace) -> schema.Namespace:
+def shown_namespace(namespace: Namespace, now: int) -> schema.Namespace:
     kept_ms = namespace.retention_ms
     return schema.Namespace(
         name=namespace.name,
@@ -154,12 +154,7 @@ def shown_namespace(namespace: Namespace) -> schema.Namespace:
         retention=None if kept_ms is None else "forever" if kept_ms >= FOREVER_MS else format_duration(kept_ms),
         paused=namespace.paused,
         created_at=format_time(namespace.created_at),
-        secrets=[
-            schema.SecretInfo(
-                s.id, format_time(s.created_at), None if s.expires_at is None else format_time(s.expires_at)
-            )
-            for s in namespace.secrets
-        ],
+        secrets=[schema.SecretInfo(s.id, format_time(s.created_at), _time(s.expires_at)) for s in namespace.signing(now)],
     )
 
 

@@ -14,7 +14,7 @@ from duetime.doors.http import Handler, Keys, Request, Response
 from duetime.errors import InvalidInput
 from duetime.service import Service
 from duetime.telemetry import CONTENT_TYPE, Telemetry
-from duetime.timetext import format_time, parse_duration
+from duetime.timetext import TIME_MS_MAX, format_time, parse_duration
 
 
 class Advance(Struct):
@@ -75,7 +75,7 @@ class OperationsDoor:
         assert self._virtual_clock is not None
         asked = wire.decode(await request.body(1024), Advance, _advance_decoder)
         ms = parse_duration(asked.advance, "advance")
-        if ms > 100 * 366 * 86_400_000:
-            raise InvalidInput("advance", "must be at most 100 years")
+        if self._virtual_clock.now() + ms > TIME_MS_MAX:
+            raise InvalidInput("advance", "must not lead beyond the year 9999")
         self._virtual_clock.advance(ms)
         return await self.clock(request)

@@ -30,6 +30,7 @@ from duetime.model import (
     Definition,
     HttpTarget,
     ResponseProtocol,
+    RetryPolicy,
     Status,
     Timer,
 )
@@ -301,7 +302,9 @@ def _changed(fields: Fields, before: Definition | None) -> Definition:
         target=target,
         payload=fields.callback_payload or new.payload,
         metadata=fields.metadata or new.metadata,
-        retry=new.retry if fields.retry_policy is None else checked_policy(fields.retry_policy, "retry_policy"),
+        retry=new.retry
+        if fields.retry_policy is None
+        else checked_policy(fields.retry_policy, "retry_policy", RetryPolicy() if before is None else new.retry),
     )
 
 

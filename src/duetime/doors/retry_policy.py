@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -36,10 +37,11 @@ class CamelRetryPolicy(Struct, rename="camel"):
     jitter: bool | None = None
 
 
-def checked_policy(given: SnakeRetryPolicy | CamelRetryPolicy, field: str) -> RetryPolicy:
-    """The policy that was given, with the defaults for what was not."""
+def checked_policy(
+    given: SnakeRetryPolicy | CamelRetryPolicy, field: str, default: RetryPolicy
+) -> RetryPolicy:
+    """The policy that was given; what was not stays as in ``default``."""
     names = dict(zip(given.__struct_fields__, given.__struct_encode_fields__, strict=True))
-    default = RetryPolicy()
 
     def ms(name: str, otherwise: int) -> int:
         text = getattr(given, name)
@@ -55,6 +57,7 @@ def checked_policy(given: SnakeRetryPolicy | CamelRetryPolicy, field: str) -> Re
     )
 
 
+@lru_cache(maxsize=1_024)  # a service has few policies, and shows one with every timer
 def shown_policy(policy: RetryPolicy) -> CamelRetryPolicy:
     return CamelRetryPolicy(
         policy.max_retries,

@@ -140,9 +140,9 @@ def _quoted(text: str) -> str:
 # --- from JSON to a struct -----------------------------------------------------------------------------------------
 
 
-def decode(body: bytes, type_: type[T], decoder: msgspec.json.Decoder[T]) -> T:
+def decode(body: bytes, type_: type[T], decoder: msgspec.json.Decoder[T], *, depth_max: int = DEPTH_MAX) -> T:
     """The body as a ``type_``. The type is named beside its decoder so that the type checker holds the two together."""
-    check_json(body)
+    check_json(body, depth_max=depth_max)
     if not body.startswith(b"{") and not body.lstrip(_BLANKS).startswith(b"{"):
         raise InvalidInput(_BODY, "must be a JSON object")
     try:

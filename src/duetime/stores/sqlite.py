@@ -44,7 +44,7 @@ class SqliteStore:
         await self._file.close()
 
     async def ping(self) -> None:
-        await self._file.read(lambda c: c.execute("SELECT count(*) FROM namespaces").get)
+        await self._file.probe("SELECT count(*) FROM namespaces")
 
     async def failure(self) -> StoreError:
         return await self._file.until_failed()

@@ -92,6 +92,15 @@ class SqliteFile:
         except apsw.Error as error:
             raise StoreUnavailable(f"SQLite can't read {self.path}: {error}") from error
 
+    async def probe(self, sql: str) -> None:
+        """Read the file itself: on a connection of its own, which has nothing in its cache yet."""
+
+        def fresh(_: apsw.Connection) -> None:
+            with contextlib.closing(_connect(self.path, apsw.SQLITE_OPEN_READWRITE)) as connection:
+                connection.execute(sql).fetchall()
+
+        await self.read(fresh)
+
     async def until_failed(self) -> StoreError:
         await self._failed.wait()
         assert self._failure is not None

@@ -1,0 +1,75 @@
+"""A service, a receiver, and the command line as a process that speaks to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import KEY, Duetime, Receiver
+
+COMMAND = [sys.executable, "-W", "error", "-m", "duetime"]
+
+
+class Shell:
+    """Where commands are typed: a working directory and an environment."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        self.directory = directory
+        kept = ("PATH", "HOME", "PYTHONPATH")
+        self.env = {name: os.environ[name] for name in kept if name in os.environ}
+        self.env |= {"TIMER_URL": url, "API_KEY": KEY}
+
+    def run(self, *arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            cwd=self.directory,
+            env=self.env | env,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    def good(self, *arguments: str, stdin: str = "", **env: str) -> str:
+        ran = self.run(*arguments, stdin=stdin, **env)
+        assert ran.returncode == 0, ran
+        assert "\x1b" not in ran.stdout  # no colours in a pipe
+        return ran.stdout
+
+    def json(self, *arguments: str, stdin: str = "") -> Any:
+        return json.loads(self.good(*arguments, "--json", stdin=stdin))
+
+    def bad(self, code: int, *arguments: str, stdin: str = "", **env: str) -> str:
+        """The one line that it says."""
+        ran = self.run(*arguments, stdin=stdin, **env)
+        assert ran.returncode == code and not ran.stdout, ran
+        [line] = ran.stderr.splitlines()
+        assert line.startswith("duetime: ")
+        return line.removeprefix("duetime: ")
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Duetime]:
+    with Duetime(tmp_path_factory.mktemp("service")) as service:
+        yield service
+        assert "Traceback" not in service.stderr, service.stderr
+
+
+@pytest.fixture(scope="session")
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+        receiver.release()
+
+
+@pytest.fixture
+def shell(service: Duetime, tmp_path: Path) -> Shell:
+    return Shell(tmp_path, f"http://127.0.0.1:{service.port}")

@@ -1,0 +1,287 @@
+"""Every operation of the clients against a real service, and what they raise when it says no."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duetime import client_exchange, keyfile
+from duetime.client import (
+    Client,
+    Conflict,
+    DuetimeClientError,
+    InvalidRequest,
+    NewTimer,
+    NotFound,
+    NotPending,
+    Status,
+    Timer,
+    Unauthorized,
+)
+from duetime.client_values import to_json
+from tests.servers import KEY, Duetime, Receiver, Reply, until
+
+URL = "http://127.0.0.1:9/never"
+
+
+def fresh() -> str:
+    return str(uuid.uuid4())
+
+
+def finished(client: Client, id: str) -> Timer:
+    def final() -> Timer | None:
+        timer = client.get(id)
+        return timer if timer.status.final else None
+
+    timer: Timer = until(f"timer {id} is final", final)
+    return timer
+
+
+def test_a_timer_from_create_to_delete(client: Client, receiver: Receiver) -> None:
+    path = f"/{fresh()}"
+    at = datetime.now(UTC) + timedelta(hours=1)
+    made = client.create(
+        execute_at=at.astimezone(timezone(timedelta(hours=5, minutes=30))),
+        callback_url=receiver.url(path),
+        callback_method="PUT",
+        callback_headers={"X-One": "1"},
+        payload={"text": "ü", "big": 10**30, "none": None},
+        metadata=[1, 2.5],
+        correlation_id="c",
+        retry_policy={"max_retries": 7, "initial_interval": timedelta(seconds=90), "max_interval": "2h"},
+        callback_timeout=timedelta(milliseconds=1500),
+        response_protocol="status",
+    )
+    assert uuid.UUID(made.id) and made.namespace == "default" and made.status is Status.PENDING
+    assert timedelta(0) <= made.execute_at - at < timedelta(milliseconds=1)  # never too early
+    assert made.callback_timeout == timedelta(seconds=1.5) and str(made.callback_timeout) == "1s500ms"
+    assert (made.retry_policy.max_retries, made.retry_policy.initial_interval) == (7, timedelta(seconds=90))
+    assert made.retry_policy.max_retry_attempts_duration == timedelta(days=1)
+    assert made.payload == {"text": "ü", "big": 10**30, "none": None} and made.metadata == [1, 2.5]
+    assert client.get(made.id) == made
+
+    # A policy that was read can be written.
+    changed = client.update(made.id, payload=None, retry_policy=made.retry_policy, delay="0s")
+    assert changed.payload is None and changed.retry_policy == made.retry_policy
+    [request] = receiver.wait(path)
+    assert request.method == "PUT" and request.headers["x-one"] == "1"
+    done = finished(client, made.id)
+    assert done.status is Status.COMPLETED and done.attempts == 1 and done.executed_at is not None
+    [attempt] = client.attempts(made.id)
+    assert (attempt.attempt, attempt.outcome, attempt.status) == (1, "answered", 200)
+
+    with pytest.raises(NotPending) as late:
+        client.update(made.id, delay="1s")
+    assert (late.value.code, late.value.status) == ("TIMER_NOT_PENDING", 409)
+    assert client.replay(made.id).status is Status.PENDING
+    receiver.wait(path, 2)
+    finished(client, made.id)
+    assert client.delete(made.id) is None
+    with pytest.raises(NotFound) as gone:
+        client.get(made.id)
+    assert gone.value.code == "TIMER_NOT_FOUND"
+
+
+def test_create_is_idempotent_and_upsert_replaces(client: Client) -> None:
+    id = fresh()
+    first = client.create(id=id, delay=timedelta(hours=1), callback_url=URL, payload=1)
+    assert client.create(id=id, delay=timedelta(hours=1), callback_url=URL, payload=1) == first
+    with pytest.raises(Conflict) as conflict:
+        client.create(id=id, delay=timedelta(hours=1), callback_url=URL, payload=2)
+    assert conflict.value.code == "TIMER_CONFLICT"
+    assert client.upsert(id=id, delay="2h", callback_url=URL, payload=2).payload == 2
+    with pytest.raises(Conflict):
+        client.replay(id)
+
+
+@pytest.mark.parametrize("id", ["a/b", "ü ?#%", ".", "..", "a+b&c=d", "x" * 255])
+def test_any_id_can_be_named(client: Client, id: str) -> None:
+    assert client.upsert(id=id, delay="1h", callback_url=URL).id == id
+    assert client.get(id).id == id
+    client.delete(id)
+
+
+def test_lists_and_pages(client: Client) -> None:
+    group = fresh()
+    client.create_namespace(group)
+    now = datetime.now(UTC)
+    new: list[NewTimer] = [
+        {
+            "namespace": group,
+            "execute_at": now + timedelta(hours=n + 1),
+            "callback_url": URL,
+            "correlation_id": f"{group} & ü",
+        }
+        for n in range(7)
+    ]
+    made = client.batch(new)
+    ids = [timer.id for timer in made if isinstance(timer, Timer)]
+    assert len(set(ids)) == 7
+    assert [timer.id for timer in client.list(namespace=group, status="pending", page_size=3)] == ids
+    assert [timer.id for timer in client.list(correlation_id=f"{group} & ü", page_size=2)] == ids[::-1]
+    some = client.list(
+        namespace=group, execute_after=now + timedelta(hours=2.5), execute_before=now + timedelta(hours=4.5)
+    )
+    assert [timer.id for timer in some] == ids[2:4]
+    page = client.page(namespace=group, status=Status.PENDING, limit=4)
+    assert [timer.id for timer in page.timers] == ids[:4] and page.next_cursor
+    rest = client.page(namespace=group, status=Status.PENDING, limit=4, cursor=page.next_cursor)
+    assert [timer.id for timer in rest.timers] == ids[4:] and rest.next_cursor is None
+    assert list(client.list(correlation_id=fresh())) == []
+    with pytest.raises(InvalidRequest):
+        client.page(cursor="nonsense")
+
+
+def test_a_batch_has_an_answer_for_each(client: Client) -> None:
+    id = fresh()
+    client.create(id=id, delay="1h", callback_url=URL)
+    one, two, three = client.batch(
+        [
+            {"delay": "1h", "callback_url": "nowhere"},
+            {"delay": timedelta(hours=1), "callback_url": URL},
+            {"delay": "1h", "callback_url": URL, "id": id, "payload": "other"},
+        ]
+    )
+    assert isinstance(one, InvalidRequest) and one.details == {"field": "callbackUrl"} and one.status == 400
+    assert isinstance(two, Timer)
+    assert isinstance(three, Conflict)
+
+
+def test_replay_all(client: Client, receiver: Receiver) -> None:
+    group = fresh()
+    url = receiver.reply(f"/{group}", Reply(status=500))
+    for _ in range(3):
+        client.create(delay="0s", callback_url=url, correlation_id=group, retry_policy={"max_retries": 0})
+    until("they failed", lambda: len(list(client.list(correlation_id=group, status="failed"))) == 3)
+    assert client.replay_all(correlation_id=group, status="completed") == 0
+    assert client.replay_all(correlation_id=group, limit=2) == 2
+    receiver.wait(f"/{group}", 5)
+
+
+def test_namespaces_and_secrets(client: Client) -> None:
+    name = fresh()
+    made = client.create_namespace(name, shards=4, retention=timedelta(days=3))
+    assert (made.name, made.shards, made.retention, made.paused, made.secrets) == (name, 4, "3d", False, [])
+    assert client.create_namespace(name, shards=4, retention="3d") == made
+    with pytest.raises(Conflict):
+        client.create_namespace(name, shards=5)
+    assert client.pause(name).paused and client.namespace(name).paused and not client.resume(name).paused
+    assert client.update_namespace(name, retention="forever").retention == "forever"
+    secret = client.add_secret(name)
+    assert secret.secret.startswith("whsec_")
+    assert [each.id for each in client.namespace(name).secrets] == [secret.id]
+    client.delete_secret(name, secret.id)
+    assert name in [each.name for each in client.namespaces()]
+    with pytest.raises(NotFound) as error:
+        client.namespace(fresh())
+    assert error.value.code == "NAMESPACE_NOT_FOUND"
+
+
+def test_health_needs_no_key(make: Callable[..., Client], url: str) -> None:
+    health = make(url, "not the key").health()
+    assert health.status == "up" and abs(datetime.now(UTC) - health.timestamp) < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("new", "field"),
+    [
+        ({"execute_at": datetime(2030, 1, 1), "callback_url": URL}, "executeAt"),
+        ({"execute_at": datetime(1960, 1, 1, tzinfo=UTC), "callback_url": URL}, "executeAt"),
+        ({"execute_at": "2001-01-01T00:00:00Z", "callback_url": URL}, "executeAt"),
+        ({"delay": "soon", "callback_url": URL}, "delay"),
+        ({"delay": timedelta(seconds=-1), "callback_url": URL}, "delay"),
+        ({"delay": "1s"}, "callbackUrl"),
+        ({"delay": "1s", "callback_url": URL, "retry_policy": {"max_interval": "x"}}, "retryPolicy.maxInterval"),
+    ],
+)
+def test_what_breaks_a_rule_names_the_field(client: Client, new: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        client.create(**new)
+    assert error.value.details == {"field": field} and error.value.code == "INVALID_INPUT"
+    assert isinstance(error.value, DuetimeClientError) and error.value.message == str(error.value)
+
+
+def test_what_can_not_be_sent_is_refused_here(client: Client) -> None:
+    for wrong in (
+        lambda: client.get(""),
+        lambda: client.namespace(""),
+        lambda: client.get("\udcff"),
+        lambda: client.page(namespace="\udcff"),
+        lambda: client.create(delay="1h", callback_url=URL, payload="\udcff"),
+    ):
+        with pytest.raises(InvalidRequest):
+            wrong()  # type: ignore[no-untyped-call]
+    for wrong in (
+        lambda: client.create(delay="1h", callback_ulr=URL),  # type: ignore[call-arg]
+        lambda: client.create(delay="1h", callback_url=URL, retry_policy={"retries": 1}),  # type: ignore[typeddict-unknown-key]
+    ):
+        with pytest.raises(TypeError):
+            wrong()  # type: ignore[no-untyped-call]
+
+
+def test_a_body_over_the_limit(client: Client) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        client.create(delay="1h", callback_url=URL, payload="x" * 20_000_000)
+    assert (error.value.code, error.value.status) == ("PAYLOAD_TOO_LARGE", 413)
+    assert client.health().status == "up"
+
+
+def test_a_large_page(client: Client) -> None:
+    group = fresh()
+    client.batch([{"delay": "1h", "callback_url": URL, "correlation_id": group, "payload": "x" * 200_000}] * 12)
+    assert len(client.page(correlation_id=group).timers) == 12
+
+
+def test_the_key_comes_from_the_argument_the_environment_or_the_file(
+    make: Callable[..., Client], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client_exchange.KEY_FILE == keyfile.KEY_FILE
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("API_KEY", raising=False)
+    with pytest.raises(Unauthorized) as error:
+        make(url).namespaces()
+    assert error.value.code == "UNAUTHORIZED"
+    (tmp_path / "duetime.key").write_text(KEY + "\n")
+    assert make(url).namespaces()
+    monkeypatch.setenv("API_KEY", "x" * 40)
+    with pytest.raises(Unauthorized):
+        make(url).namespaces()
+    monkeypatch.setenv("TIMER_URL", url + "/")
+    assert make(key=KEY).namespaces()
+
+
+@pytest.mark.parametrize("bad", ["localhost:3000", "ftp://x", "http://", "http://a:b", "http://u:p@h", "http://h/?q"])
+def test_a_url_that_is_none(make: Callable[..., Client], bad: str) -> None:
+    with pytest.raises(InvalidRequest, match="not the address of a server"):
+        make(bad)
+
+
+def test_threads_share_a_client(service: Duetime, url: str) -> None:
+    group = fresh()
+    with Client(url, KEY) as client:
+
+        def work() -> None:
+            for _ in range(20):
+                timer = client.create(delay="1h", callback_url=URL, correlation_id=group)
+                assert client.get(timer.id).id == timer.id
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({timer.id for timer in client.list(correlation_id=group)}) == 160
+
+
+def test_json_is_that_of_the_server(client: Client, service: Duetime) -> None:
+    import json
+
+    timer = client.create(id=fresh(), delay="1h30m", callback_url=URL, payload={"n": 10**25}, callback_timeout="1m5s")
+    answer = service.request("GET", f"/api/v1/timers/default/{timer.id}", headers={"X-API-Key": KEY})
+    assert json.loads(to_json(timer)) == answer.body
