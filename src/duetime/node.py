@@ -18,10 +18,10 @@ from duetime.doors.operations import OperationsDoor
 from duetime.doors.platform import PlatformDoor
 from duetime.doors.reference import ReferenceDoor
 from duetime.engine.engine import Engine, EngineOptions
-from duetime.keyfile import ensure_api_key
 from duetime.model import FOREVER_MS, HttpTarget
 from duetime.service import Service
 from duetime.settings import Settings
+from duetime.settings.keyfile import ensure_api_key
 from duetime.store import Store
 from duetime.stores.memory import MemoryStore
 from duetime.stores.sqlite import SqliteStore

@@ -252,7 +252,7 @@ def test_each_command_imports_only_what_it_needs(shell: Shell) -> None:
         return set(ran.stderr.splitlines())
 
     of_client = loaded("list")
-    assert "duetime.client_sync" in of_client
+    assert "duetime.client.blocking" in of_client
     for module in of_client:
         assert not module.startswith(("uvloop", "uvicorn", "apsw", "duetime.doors", "duetime.stores", "duetime.engine"))
     shell.env["DUETIME_NONSENSE"] = "1"  # stops the start once everything is imported

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from duetime import client_exchange, keyfile
 from duetime.client import (
     Client,
     Conflict,
@@ -23,8 +22,10 @@ from duetime.client import (
     Status,
     Timer,
     Unauthorized,
+    exchange,
 )
-from duetime.client_values import to_json
+from duetime.client.values import to_json
+from duetime.settings import keyfile
 from tests.servers import KEY, Duetime, Receiver, Reply, until
 
 URL = "http://127.0.0.1:9/never"
@@ -241,7 +242,7 @@ def test_a_large_page(client: Client) -> None:
 def test_the_key_comes_from_the_argument_the_environment_or_the_file(
     make: Callable[..., Client], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert client_exchange.KEY_FILE == keyfile.KEY_FILE
+    assert exchange.KEY_FILE == keyfile.KEY_FILE
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("API_KEY", raising=False)
     with pytest.raises(Unauthorized) as error:

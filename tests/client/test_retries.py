@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from duetime import client_calls as calls
 from duetime.client import (
     AsyncClient,
     Client,
@@ -21,8 +20,9 @@ from duetime.client import (
     NotFound,
     Unavailable,
     UnexpectedAnswer,
+    calls,
 )
-from duetime.client_exchange import Answer, Lost, Options, Send, Wait, endpoint, exchange
+from duetime.client.exchange import Answer, Lost, Options, Send, Wait, endpoint, exchange
 from tests.servers import Receiver, Reply, unused_port
 
 TO = endpoint("http://localhost:3000", "k")

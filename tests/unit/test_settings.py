@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from duetime.errors import SettingsError
-from duetime.keyfile import ensure_api_key
 from duetime.model import DAY_MS, HOUR_MS
 from duetime.settings import SETTINGS, Settings, load
+from duetime.settings.keyfile import ensure_api_key
 
 KEY = "k" * 32
 

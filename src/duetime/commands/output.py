@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from duetime.client import Attempt, Namespace, Status, Timer
-from duetime.client_values import time_text, to_json
+from duetime.client.values import time_text, to_json
 from duetime.clock import SystemClock
 from duetime.model import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 

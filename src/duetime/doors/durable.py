@@ -115,7 +115,7 @@ class DurableDoor:
         listed = [
             Parameter("namespace", str, "only of this namespace"),
             Parameter("status", Status, "pending: soonest due first; final ones: latest finished first"),
-            Parameter("correlationId", str, "only with this correlation id"),
+            Parameter("correlationId", str, "only with this correlation id, newest first"),
             Parameter("executeAfter", str, "due at this time or later, soonest first"),
             Parameter("executeBefore", str, "due before this time, soonest first"),
             Parameter("limit", int, f"how many, {LIMIT_DEFAULT} unless given, at most {LIMIT_MAX}"),

@@ -154,7 +154,9 @@ def shown_namespace(namespace: Namespace, now: int) -> schema.Namespace:
         retention=None if kept_ms is None else "forever" if kept_ms >= FOREVER_MS else format_duration(kept_ms),
         paused=namespace.paused,
         created_at=format_time(namespace.created_at),
-        secrets=[schema.SecretInfo(s.id, format_time(s.created_at), _time(s.expires_at)) for s in namespace.signing(now)],
+        secrets=[
+            schema.SecretInfo(s.id, format_time(s.created_at), _time(s.expires_at)) for s in namespace.signing(now)
+        ],
     )
 
 

@@ -37,9 +37,7 @@ class CamelRetryPolicy(Struct, rename="camel"):
     jitter: bool | None = None
 
 
-def checked_policy(
-    given: SnakeRetryPolicy | CamelRetryPolicy, field: str, default: RetryPolicy
-) -> RetryPolicy:
+def checked_policy(given: SnakeRetryPolicy | CamelRetryPolicy, field: str, default: RetryPolicy) -> RetryPolicy:
     """The policy that was given; what was not stays as in ``default``."""
     names = dict(zip(given.__struct_fields__, given.__struct_encode_fields__, strict=True))
 

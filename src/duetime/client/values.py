@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict
 import msgspec
 from msgspec import Struct
 
-from duetime.client_errors import InvalidRequest
+from duetime.client.errors import InvalidRequest
 from duetime.errors import InvalidInput
 from duetime.model import OutcomeKind, Status
 from duetime.timetext import format_duration, format_time, parse_duration

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.client_errors import InvalidSignature
+from duetime.client.errors import InvalidSignature
 from duetime.clock import Clock, SystemClock
 
 TOLERANCE = timedelta(minutes=5)

@@ -8,8 +8,8 @@ import contextlib
 import ssl
 from typing import TypeVar
 
-from duetime.client_calls import Call
-from duetime.client_exchange import (
+from duetime.client.calls import Call
+from duetime.client.exchange import (
     ANSWER_BYTES_MAX,
     IDLE_MAX,
     Answer,

@@ -7,8 +7,8 @@ import secrets
 from pathlib import Path
 
 from duetime.errors import SettingsError
-from duetime.setting_values import API_KEY_CHARS_MAX, API_KEY_CHARS_MIN, is_key
 from duetime.settings import Settings
+from duetime.settings.values import API_KEY_CHARS_MAX, API_KEY_CHARS_MIN, is_key
 
 KEY_FILE = "duetime.key"
 

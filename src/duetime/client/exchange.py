@@ -22,10 +22,10 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from duetime import __version__
-from duetime import client_calls as calls
-from duetime.client_calls import Call
-from duetime.client_errors import ConnectionFailed, DuetimeClientError, InvalidRequest, NotFound, refused
-from duetime.client_values import Timer, TimerPage
+from duetime.client import calls
+from duetime.client.calls import Call
+from duetime.client.errors import ConnectionFailed, DuetimeClientError, InvalidRequest, NotFound, refused
+from duetime.client.values import Timer, TimerPage
 from duetime.clock import Clock
 
 DEFAULT_URL = "http://localhost:3000"
@@ -238,7 +238,7 @@ class listing(Generic[P]):
 
 
 class Operations:
-    """What both clients can do. Each is described in ``duetime.client_calls``."""
+    """What both clients can do. Each is described in ``duetime.client.calls``."""
 
     create = operation(calls.create)
     upsert = operation(calls.upsert)

@@ -27,8 +27,9 @@ and a delete that finds nothing has been done. The few that mean something else 
 them.
 """
 
-from duetime.client_async import AsyncClient
-from duetime.client_errors import (
+from duetime.client.awaiting import AsyncClient
+from duetime.client.blocking import Client
+from duetime.client.errors import (
     Conflict,
     ConnectionFailed,
     DuetimeClientError,
@@ -40,8 +41,7 @@ from duetime.client_errors import (
     Unavailable,
     UnexpectedAnswer,
 )
-from duetime.client_sync import Client
-from duetime.client_values import (
+from duetime.client.values import (
     Attempt,
     Changes,
     Duration,
@@ -55,7 +55,7 @@ from duetime.client_values import (
     Timer,
     TimerPage,
 )
-from duetime.client_webhook import verify_webhook
+from duetime.client.webhook import verify_webhook
 from duetime.model import OutcomeKind, Status
 
 __all__ = [

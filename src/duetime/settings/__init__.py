@@ -17,11 +17,11 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Struct
 
-from duetime import setting_values as value
 from duetime.errors import SettingsError
 from duetime.model import DAY_MS, MINUTE_MS, SECOND_MS
-from duetime.setting_sources import read_env, read_toml
-from duetime.setting_values import FORCED_AUTH, KIB, MIB, SQLITE, Refusal, shown
+from duetime.settings import values as value
+from duetime.settings.sources import read_env, read_toml
+from duetime.settings.values import FORCED_AUTH, KIB, MIB, SQLITE, Refusal, shown
 
 ENV_FILE = ".env"
 TOML_FILE = "duetime.toml"

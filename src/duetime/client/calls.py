@@ -20,9 +20,9 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from duetime import client_values as values
-from duetime.client_errors import DuetimeClientError, Failure, InvalidRequest, UnexpectedAnswer, error_of
-from duetime.client_values import (
+from duetime.client import values
+from duetime.client.errors import DuetimeClientError, Failure, InvalidRequest, UnexpectedAnswer, error_of
+from duetime.client.values import (
     Attempt,
     Changes,
     Health,

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from duetime.errors import SettingsError
-from duetime.setting_values import shown
+from duetime.settings.values import shown
 
 _ENV_LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_.]*)\s*=(.*)").fullmatch
 _SINGLE_QUOTED = re.compile(r"'([^']*)'\s*(?:#.*)?").fullmatch
