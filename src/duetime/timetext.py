@@ -99,6 +99,7 @@ def parse_duration(text: str, field: str) -> int:
     return total
 
 
+@lru_cache(maxsize=1_024)  # the same few are shown with every timer
 def format_duration(ms: int) -> str:
     """The duration with each unit as large as it can be and the empty ones left out: ``1h30m``, ``7d``, ``0s``.
 

@@ -65,6 +65,7 @@ class Url(Struct, frozen=True, kw_only=True):
 
     @property
     def origin(self) -> str:
+        """What tells one destination from another."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 
