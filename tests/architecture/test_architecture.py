@@ -69,7 +69,9 @@ def test_imports_point_inwards(path: Path) -> None:
         parts = name.split(".")
         if part(path) == "client" and parts[0] == "duetime":
             # The client is for programs that have no service in them.
-            assert parts[1] in ("client", "clock", "timetext", "errors", "model", "__version__"), f"{room(path)} imports {name}"
+            assert parts[1] in ("client", "clock", "timetext", "errors", "model", "__version__"), (
+                f"{room(path)} imports {name}"
+            )
         if parts[0] == "duetime" and len(parts) > 1 and parts[1] in RANK:
             assert RANK[parts[1]] <= rank, f"{room(path)} imports {name}, which is further out"
 
