@@ -78,13 +78,8 @@ def settle(timer: Timer, outcome: Outcome, *, sent_at: int, now: int, uniform: U
             now,
             execute_at=next_execute_at,
             fire_at=next_execute_at,
-            firing=timer.revision + 1,
-            attempt=0,
-            failures=0,
-            lost=0,
-            started_at=None,
-            last_error=None,
             attempts=attempts,
+            **_new_firing(timer),
         )
     if error is None:
         return _final(timer, Status.COMPLETED, now, last_error=None, attempts=attempts)
@@ -125,13 +120,8 @@ def amend(
         definition=timer.definition if definition is None else definition,
         execute_at=at,
         fire_at=at,
-        firing=timer.revision + 1,
-        attempt=0,
-        failures=0,
-        lost=0,
-        started_at=None,
-        last_error=None,
         updated_at=now,
+        **_new_firing(timer),
         **changes,
     )
 
@@ -148,24 +138,25 @@ def replay(timer: Timer, *, now: int) -> Timer:
     """Fire a finished timer once more, now: a new firing of the same promise."""
     if not timer.status.final:
         raise TimerNotFinal(timer.status)
-    return _pending(
-        timer,
-        now,
-        fire_at=now,
-        firing=timer.revision + 1,
-        attempt=0,
-        failures=0,
-        lost=0,
-        started_at=None,
-        executed_at=None,
-        last_error=None,
-    )
+    return _pending(timer, now, fire_at=now, executed_at=None, **_new_firing(timer))
 
 
 def cancel(timer: Timer, *, now: int) -> Timer:
     if timer.status is not Status.PENDING:
         raise TimerNotPending("cancel", timer.status)
     return replace(timer, status=Status.CANCELED, updated_at=now)
+
+
+def _new_firing(timer: Timer) -> dict[str, object]:
+    """What starts anew with a firing: its delivery id, and all its attempts are ahead of it."""
+    return {
+        "firing": timer.revision + 1,
+        "attempt": 0,
+        "failures": 0,
+        "lost": 0,
+        "started_at": None,
+        "last_error": None,
+    }
 
 
 def _pending(timer: Timer, now: int, **changes: object) -> Timer:

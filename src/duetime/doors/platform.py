@@ -85,29 +85,14 @@ class Summary(Struct):
     executed_at: str | None
 
 
-class Updated(Struct):
-    id: str
-    created_at: str
+class Updated(Summary):
     updated_at: str
-    execute_at: str
-    callback_url: str | None
-    callback_method: str | None
-    status: Status
-    executed_at: str | None
 
 
-class Full(Struct):
-    id: str
-    created_at: str
-    updated_at: str
-    execute_at: str
-    callback_url: str | None
-    callback_method: str | None
+class Full(Updated):
     callback_headers: dict[str, str] | None
     callback_payload: Raw | None
-    status: Status
     last_error: str | None
-    executed_at: str | None
     metadata: Raw | None
 
 
@@ -188,9 +173,9 @@ class PlatformDoor:
         else:
             timer, fresh = await self._create_once(key, execute_at, definition)
         if not fresh:
-            return _reply(200, SUCCESS, "timer exists already", _summary(timer))
+            return _reply(200, SUCCESS, "timer exists already", Summary(**_short(timer)))
         self._telemetry.created("platform")
-        return _reply(201, SUCCESS, "timer created successfully", _summary(timer))
+        return _reply(201, SUCCESS, "timer created successfully", Summary(**_short(timer)))
 
     async def _create_once(self, key: str, execute_at: int, definition: Definition) -> tuple[Timer, bool]:
         if not 1 <= len(key) <= KEY_LENGTH_MAX:
@@ -226,7 +211,7 @@ class PlatformDoor:
         )
         timers, total = await self._service.find(asked)
         page = {
-            "timers": [_summary(timer) for timer in timers],
+            "timers": [Summary(**_short(timer)) for timer in timers],
             "total": total,
             "limit": asked.limit,
             "offset": asked.offset,
@@ -316,52 +301,32 @@ def _time(at: int | None) -> str | None:
     return None if at is None else format_time(at)
 
 
-def _url_and_method(timer: Timer) -> tuple[str | None, str | None]:
+def _short(timer: Timer) -> dict[str, Any]:
+    """The fields that every answer about a timer has."""
     target = timer.definition.target
-    return (target.url, target.method) if isinstance(target, HttpTarget) else (None, None)
-
-
-def _summary(timer: Timer) -> Summary:
-    url, method = _url_and_method(timer)
-    return Summary(
-        timer.id,
-        format_time(timer.created_at),
-        format_time(timer.execute_at),
-        url,
-        method,
-        timer.status,
-        _time(timer.executed_at),
-    )
+    url, method = (target.url, target.method) if isinstance(target, HttpTarget) else (None, None)
+    return {
+        "id": timer.id,
+        "created_at": format_time(timer.created_at),
+        "execute_at": format_time(timer.execute_at),
+        "callback_url": url,
+        "callback_method": method,
+        "status": timer.status,
+        "executed_at": _time(timer.executed_at),
+    }
 
 
 def _updated(timer: Timer) -> Updated:
-    url, method = _url_and_method(timer)
-    return Updated(
-        timer.id,
-        format_time(timer.created_at),
-        format_time(timer.updated_at),
-        format_time(timer.execute_at),
-        url,
-        method,
-        timer.status,
-        _time(timer.executed_at),
-    )
+    return Updated(**_short(timer), updated_at=format_time(timer.updated_at))
 
 
 def _full(timer: Timer) -> Full:
-    url, method = _url_and_method(timer)
     definition = timer.definition
     return Full(
-        timer.id,
-        format_time(timer.created_at),
-        format_time(timer.updated_at),
-        format_time(timer.execute_at),
-        url,
-        method,
-        definition.target.headers or None,
-        definition.payload or None,
-        timer.status,
-        timer.last_error,
-        _time(timer.executed_at),
-        definition.metadata or None,
+        **_short(timer),
+        updated_at=format_time(timer.updated_at),
+        callback_headers=definition.target.headers or None,
+        callback_payload=definition.payload or None,
+        last_error=timer.last_error,
+        metadata=definition.metadata or None,
     )
