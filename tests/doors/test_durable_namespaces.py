@@ -278,19 +278,19 @@ def test_a_thousand_of_a_thousand_during_a_rotation(
             item = {"namespace": "rotation", "delay": "0s", "callbackUrl": receiver.url(path), "payload": "ü"}
             assert {result["status"] for result in door.batch([item] * 1000)} == {200}
 
-        thousand("/straddling")
+        thousand("/durable-straddling")
         new = success(door.api("POST", "/namespaces/rotation/secrets"), 201)
-        thousand("/rotation")
+        thousand("/durable-rotation")
         by_old, by_new = Webhook(old["secret"]), Webhook(new["secret"])
-        for request in receiver.wait("/rotation", 1000):
+        for request in receiver.wait("/durable-rotation", 1000):
             for webhook in (by_old, by_new):
                 assert webhook.verify(request.body, request.headers)["payload"] == "ü"
-        for request in receiver.wait("/straddling", 1000):
+        for request in receiver.wait("/durable-straddling", 1000):
             by_old.verify(request.body, request.headers)
-        assert len(receiver.at("/rotation")) == len(receiver.at("/straddling")) == 1000
+        assert len(receiver.at("/durable-rotation")) == len(receiver.at("/durable-straddling")) == 1000
         success(door.api("DELETE", f"/namespaces/rotation/secrets/{old['id']}"), 204)
-        door.run(receiver.url("/rotated"), namespace="rotation")
-        [request] = receiver.at("/rotated")
+        door.run(receiver.url("/durable-rotated"), namespace="rotation")
+        [request] = receiver.at("/durable-rotated")
         by_new.verify(request.body, request.headers)
         with pytest.raises(WebhookVerificationError):
             by_old.verify(request.body, request.headers)
