@@ -1,4 +1,4 @@
-"""One service and one receiver for all tests of the doors; what needs to be alone makes its own."""
+"""One service for all tests of the doors and a receiver for each module; what needs to be alone makes its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Duetime]:
         assert service.terminate() == 0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def receiver() -> Iterator[Receiver]:
     with Receiver() as receiver:
         yield receiver
