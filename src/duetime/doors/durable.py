@@ -55,11 +55,14 @@ _encode = msgspec.json.Encoder().encode
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
-def _decode(body: bytes, kind: type[T], *, depth_max: int = wire.DEPTH_MAX) -> T:
+_batch_decoder = msgspec.json.Decoder(schema.BatchIn)
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
     decoder: msgspec.json.Decoder[T] | None = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
-    return wire.decode(body, kind, decoder, depth_max=depth_max)
+    return wire.decode(body, kind, decoder)
 
 
 class _NoSuchNamespace(DuetimeError):
@@ -230,7 +233,7 @@ class DurableDoor:
 
     async def batch(self, request: Request) -> Response:
         body = await request.body(self._batch_bytes_max)
-        batch = _decode(body, schema.BatchIn, depth_max=wire.DEPTH_MAX + 2)  # each timer is checked again by itself
+        batch = wire.decode_parts(body, schema.BatchIn, _batch_decoder, key=b"timers")
         results: list[schema.BatchResult | None] = []
         news: list[NewTimer] = []
         for raw in batch.timers:

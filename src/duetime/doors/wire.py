@@ -140,9 +140,26 @@ def _quoted(text: str) -> str:
 # --- from JSON to a struct -----------------------------------------------------------------------------------------
 
 
-def decode(body: bytes, type_: type[T], decoder: msgspec.json.Decoder[T], *, depth_max: int = DEPTH_MAX) -> T:
+def decode(body: bytes, type_: type[T], decoder: msgspec.json.Decoder[T]) -> T:
     """The body as a ``type_``. The type is named beside its decoder so that the type checker holds the two together."""
-    check_json(body, depth_max=depth_max)
+    check_json(body)
+    return _decoded(body, decoder)
+
+
+def decode_parts(body: bytes, type_: type[T], decoder: msgspec.json.Decoder[T], *, key: bytes) -> T:
+    """The body as a ``type_`` with one ``key``, whose parts (``Raw``) the caller decodes, and so checks, one by one.
+
+    Then only what is around the parts is left to check, and that can hold no more than a second ``key``.
+    """
+    if body.count(b'"%b"' % key) != 1 or b"\\u" in body:
+        check_json(body, depth_max=DEPTH_MAX + 2)
+    try:
+        return _decoded(body, decoder)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidInput(_BODY, _json_fault(body)) from None
+
+
+def _decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     if not body.startswith(b"{") and not body.lstrip(_BLANKS).startswith(b"{"):
         raise InvalidInput(_BODY, "must be a JSON object")
     try:
