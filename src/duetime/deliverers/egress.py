@@ -255,6 +255,8 @@ class Egress:
         self._results: dict[str, _Result] = {}
         self._pending: dict[str, asyncio.Future[list[str] | str]] = {}
         self._threads: ThreadPoolExecutor | None = None
+        # The policy never changes, and the same few addresses are judged over and over.
+        self._objection = lru_cache(maxsize=RESULTS_MAX)(self._judged)
 
     def allowed(self, address: str) -> bool:
         return self._objection(address) is None
@@ -331,7 +333,7 @@ class Egress:
             raise Unresolved(f"{host} was not resolved: shutting down")
         return lookup.result()
 
-    def _objection(self, address: str) -> str | None:
+    def _judged(self, address: str) -> str | None:
         """Why this address is closed, in words; None when it is open."""
         try:
             parsed = ipaddress.ip_address(address)

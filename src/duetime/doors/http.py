@@ -6,12 +6,13 @@ answered by the door that owns the path, in its own error shape.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import uvicorn
@@ -202,6 +203,37 @@ class Application:
         raise NotFound
 
 
+class _Gathering:
+    """A transport that writes once for what was written to it in one round of the event loop.
+
+    uvicorn writes the head and the body of an answer one after the other, and each would be a system call.
+    """
+
+    __slots__ = ("_loop", "_transport", "_unwritten")
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._unwritten: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._unwritten:
+            self._loop.call_soon(self._flush)
+        self._unwritten.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        unwritten, self._unwritten = self._unwritten, []
+        if unwritten and not self._transport.is_closing():
+            self._transport.write(b"".join(unwritten))
+
+
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -211,6 +243,9 @@ class _Server(uvicorn.Server):
 
 def server(application: Application) -> uvicorn.Server:
     class Protocol(HttpToolsProtocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(cast(asyncio.Transport, _Gathering(transport, self.loop)))
+
         def send_400_response(self, msg: str) -> None:
             """What is not even HTTP gets an answer in the shape of the others."""
             response = application.fallback.refusal(InvalidInput("", "the request is not valid HTTP"))
