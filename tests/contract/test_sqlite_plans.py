@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -49,8 +50,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
     plans = Plans()
     connect = sqlite_file._connect
 
-    def traced(path: Path, flags: int) -> apsw.Connection:
-        connection = connect(path, flags)
+    def traced(*arguments: Any) -> apsw.Connection:
+        connection = connect(*arguments)
         connection.exec_trace = plans.listen
         return connection
 

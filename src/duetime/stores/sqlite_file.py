@@ -35,15 +35,16 @@ Job = tuple[Verb[Any, Any], Any, asyncio.Future[Any]]
 JOBS_PER_COMMIT_MAX = 1_000
 CHECKPOINT_PAGES = 2_000
 READERS = 2
-PAGE_CACHE_KIB = 16 * 1024
+WRITER_CACHE_KIB = 64 * 1024  # the index on uuid is random, and should stay in memory up to a million timers or so
+READER_CACHE_KIB = 8 * 1024
 
 _DAMAGE = (apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.ReadOnlyError, apsw.CantOpenError)
 
 
-def _connect(path: Path, flags: int) -> apsw.Connection:
+def _connect(path: Path, flags: int, cache_kib: int = READER_CACHE_KIB) -> apsw.Connection:
     connection = apsw.Connection(str(path), flags=flags)
     connection.set_busy_timeout(10_000)
-    connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
+    connection.execute(f"PRAGMA cache_size = -{cache_kib}")
     return connection
 
 
@@ -148,7 +149,8 @@ class SqliteFile:
 
     def _write_forever(self, prepare: Callable[[apsw.Connection], None], opened: asyncio.Future[None]) -> None:
         try:
-            connection = _connect(self.path, apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+            flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+            connection = _connect(self.path, flags, WRITER_CACHE_KIB)
             # First of all: a file that turns out not to be ours must stay as it is.
             prepare(connection)
             connection.execute("PRAGMA journal_mode = WAL")
