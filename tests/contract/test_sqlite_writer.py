@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -48,8 +49,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
         said.append((sql, bindings))
         return True
 
-    def traced(path: Path, flags: int) -> apsw.Connection:
-        connection = connect(path, flags)
+    def traced(*arguments: Any) -> apsw.Connection:
+        connection = connect(*arguments)
         connection.exec_trace = listen
         return connection
 
@@ -308,3 +309,17 @@ async def test_a_file_that_is_locked_is_waited_for_once(store: SqliteStore, said
     assert [type(answer) for answer in answers] == [StoreUnavailable] * 20
     assert await everything(store) == {}
     assert len([sql for sql, _ in said if sql == "BEGIN IMMEDIATE"]) <= 3
+
+
+async def test_the_log_starts_over_while_timers_keep_coming(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 50)
+    largest = 0
+    for n in range(300):
+        await store.put_many([timer(f"w{n}-{m}") for m in range(20)])
+        largest = max(largest, (tmp_path / "duetime.db-wal").stat().st_size)
+    written = (tmp_path / "duetime.db").stat().st_size
+    assert written > 1_000_000, "the log was never copied into the file"
+    assert largest < 300 * 20 * 1_000, "the log grew with all that was written"
+    assert sum((await store.tally()).values()) == 300 * 20

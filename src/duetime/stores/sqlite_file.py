@@ -17,7 +17,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -35,6 +35,8 @@ Job = tuple[Verb[Any, Any], Any, asyncio.Future[Any]]
 JOBS_PER_COMMIT_MAX = 1_000
 CHECKPOINT_PAGES = 2_000
 READERS = 2
+SQLITE_VERSION_MIN = 3_051_003
+"""Before it, a commit and a checkpoint on two connections could lose a page (its WAL-reset bug)."""
 WRITER_CACHE_KIB = 64 * 1024  # the index on uuid is random, and should stay in memory up to a million timers or so
 READER_CACHE_KIB = 8 * 1024
 
@@ -56,12 +58,16 @@ class SqliteFile:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._closing = False
         self._wal_pages = 0
+        self._copier = ThreadPoolExecutor(1, "duetime-sqlite-copy")
+        self._copying: Future[None] | None = None
         self._local = threading.local()
 
     # From the event loop.
 
     async def open(self, prepare: Callable[[apsw.Connection], None]) -> None:
         """Lock and open the file and run ``prepare`` on it, outside any transaction, before anything else."""
+        if apsw.SQLITE_VERSION_NUMBER < SQLITE_VERSION_MIN:
+            raise SettingsError("DATABASE_URL: needs SQLite 3.51.3 or newer, which has a write-ahead log without holes")
         self._loop = asyncio.get_running_loop()
         self._lock_file = self._lock()
         self._readers = ThreadPoolExecutor(READERS, "duetime-sqlite-read")
@@ -170,8 +176,8 @@ class SqliteFile:
             if self._failure:
                 self._loop.call_soon_threadsafe(self._failed.set)
             elif self._wal_pages >= CHECKPOINT_PAGES:
-                # Only after the callers were answered: nobody waits for a checkpoint.
-                self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_PASSIVE)
+                self._keep_log_short(connection)
+        self._copier.shutdown()
         if not self._failure:
             self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_TRUNCATE)
         with contextlib.suppress(apsw.Error):
@@ -224,10 +230,24 @@ class SqliteFile:
                 error = StoreUnavailable(f"SQLite could not write to {self.path}: {error}")
             return [error] * len(jobs)
 
+    def _keep_log_short(self, connection: apsw.Connection) -> None:
+        """Copy the log into the file: the bulk of it in a thread of its own, while commits go on; here, where commits
+        wait, only what came meanwhile, so that the log can start over."""
+        if self._copying is None:
+            self._copying = self._copier.submit(self._copy_log)
+        elif self._copying.done():
+            self._copying = None
+            self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._wal_pages = 0
+
+    def _copy_log(self) -> None:
+        with contextlib.closing(_connect(self.path, apsw.SQLITE_OPEN_READWRITE)) as connection:
+            connection.execute("PRAGMA synchronous = FULL")
+            self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_PASSIVE)
+
     def _checkpoint(self, connection: apsw.Connection, mode: int) -> None:
         try:
             connection.wal_checkpoint(mode=mode)
-            self._wal_pages = 0
         except _DAMAGE as error:
             self._failure = StoreFailed(f"SQLite can't be trusted with {self.path} any more: {error}")
             self._loop.call_soon_threadsafe(self._failed.set)
