@@ -2,6 +2,7 @@
 
     DuetimeError
     ├── InvalidInput         the request breaks a rule; names the field
+    │   └── PayloadTooLarge  the request is larger than the settings allow
     ├── TimerNotFound        there is no such timer
     ├── TimerConflict        the id is taken by a timer with other parameters
     │   └── TimerNotFinal    the timer can't be replayed: it has not been finished
