@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format lint types bench crash lock clean
+.PHONY: help run test check format lint types bench crash lock clean postgres15
 
 help: ## list the tasks
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,7 +56,20 @@ $(READY): requirements.lock pyproject.toml
 	@chmod +x $(BIN)/duetime
 	@touch $@
 
+# The oldest PostgreSQL that is supported comes from Debian; the newest is a Python package of the lock file. Only the
+# programs are wanted: Debian is kept from making a database of its own.
+POSTGRES15 := /usr/lib/postgresql/15/bin/postgres
+CREATECLUSTER := /etc/postgresql-common/createcluster.conf
+APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends -o DPkg::Lock::Timeout=120
+
+postgres15:
+	@echo "installing PostgreSQL 15 for the tests (once) ..."
+	@test -e $(CREATECLUSTER) || { mkdir -p $(dir $(CREATECLUSTER)) && echo "create_main_cluster = false" > $(CREATECLUSTER); }
+	@apt-get update -qq && $(APT_INSTALL) postgresql-15 > /dev/null
+
 $(READY_DEV): $(READY) requirements-dev.lock
 	@echo "setting up the tools of developers (once) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@test -x $(POSTGRES15) || ! command -v apt-get > /dev/null || test "$$(id -u)" != 0 || $(MAKE) -s postgres15 || \
+	  echo "PostgreSQL 15 could not be installed: the tests that need it will be skipped"
 	@touch $@

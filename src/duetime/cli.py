@@ -52,6 +52,8 @@ def _parser() -> Parser:
         action="store_true",
         help='for development: a clock that POST /clock {"advance": "3d"} moves forward',
     )
+    serving.add_argument("--worker", help=argparse.SUPPRESS)  # how DUETIME_WORKERS starts its processes
+    serving.add_argument("--listener", type=int, help=argparse.SUPPRESS)
     add_commands(commands)
     return parser
 
@@ -66,12 +68,13 @@ def _serve(options: argparse.Namespace) -> int:
     import asyncio
     import logging
     import os
+    import socket
     from pathlib import Path
 
     import uvloop
 
     from duetime.errors import DuetimeError, SettingsError
-    from duetime.node import serve
+    from duetime.node import serve, serve_many
     from duetime.settings import load
 
     try:
@@ -79,10 +82,17 @@ def _serve(options: argparse.Namespace) -> int:
         logging.basicConfig(
             level=settings.log_level.upper(),
             stream=sys.stderr,
-            format="%(asctime)s %(levelname)-7s %(message)s",
+            format=f"%(asctime)s %(levelname)-7s {f'[worker {options.worker}] ' if options.worker else ''}%(message)s",
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(settings, virtual_clock=options.virtual_clock))
+            if options.listener is not None:
+                runner.run(serve(settings, listener=socket.socket(fileno=options.listener)))
+            elif settings.workers > 1:
+                if options.virtual_clock:
+                    raise SettingsError("--virtual-clock: is for one process, not for DUETIME_WORKERS")
+                return runner.run(serve_many(settings))
+            else:
+                runner.run(serve(settings, virtual_clock=options.virtual_clock))
     except (DuetimeError, BaseExceptionGroup) as raised:
         error = _first(raised)
         if not isinstance(error, DuetimeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -36,6 +37,19 @@ class SystemClock:
                 await until.wait()
         except TimeoutError:
             pass
+
+
+class CorrectedClock:
+    """Another clock, put right by what is known of how far it is off."""
+
+    def __init__(self, clock: Clock, offset_ms: Callable[[], int]) -> None:
+        self._offset_ms = offset_ms
+        self._clock = clock
+        self.monotonic = clock.monotonic
+        self.sleep = clock.sleep
+
+    def now(self) -> int:
+        return self._clock.now() - self._offset_ms()
 
 
 class VirtualClock:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -22,10 +24,12 @@ from duetime.model import FOREVER_MS, HttpTarget
 from duetime.service import Service
 from duetime.settings import Settings
 from duetime.settings.keyfile import ensure_api_key
-from duetime.store import Store
+from duetime.store import About, Hint, Store
 from duetime.stores.memory import MemoryStore
+from duetime.stores.postgres import PostgresStore
 from duetime.stores.sqlite import SqliteStore
 from duetime.telemetry import Telemetry
+from duetime.workers import Workers
 
 log = logging.getLogger("duetime")
 
@@ -34,11 +38,23 @@ SWITCH_SECONDS = 0.0005
 be most of a timer's lateness under load."""
 
 
-def build_store(settings: Settings, clock: Clock) -> Store:
+def build_store(settings: Settings, clock: Clock, *, virtual: bool) -> Store:
+    if settings.on_server:
+        return PostgresStore(
+            settings.database_url,
+            shards=settings.shards,
+            retention_ms=_retention_ms(settings),
+            takeover_now=settings.takeover == "now",
+            virtual_clock=clock if virtual else None,
+        )
     path = settings.database_path
     if path is None:
         return MemoryStore(clock, shards=settings.shards)
     return SqliteStore(path, clock, shards=settings.shards)
+
+
+def _retention_ms(settings: Settings) -> int:
+    return FOREVER_MS if settings.retention_ms is None else settings.retention_ms
 
 
 def build_egress(settings: Settings, clock: Clock) -> Egress:
@@ -55,9 +71,12 @@ def build_egress(settings: Settings, clock: Clock) -> Egress:
 class Node:
     """One running instance."""
 
-    def __init__(self, settings: Settings, *, virtual_clock: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, *, virtual_clock: bool = False, listener: socket.socket | None = None
+    ) -> None:
         self.settings = settings
-        virtual = VirtualClock() if virtual_clock else None
+        self._listener = listener
+        self.virtual_clock = virtual = VirtualClock() if virtual_clock else None
         clock: Clock = virtual or SystemClock()
         self.key_path: Path | None = None
         api_key: str | None = None
@@ -65,7 +84,7 @@ class Node:
             directory = (settings.database_path or Path("duetime.db")).parent
             api_key, self.key_path = ensure_api_key(settings, directory)
         self.telemetry = Telemetry()
-        self.store = build_store(settings, clock)
+        self.store = build_store(settings, clock, virtual=virtual_clock)
         self.deliverer = HttpDeliverer(
             egress=build_egress(settings, clock),
             clock=clock,
@@ -73,7 +92,6 @@ class Node:
             version=__version__,
         )
         deliverers = {HttpTarget: self.deliverer}
-        retention_ms = FOREVER_MS if settings.retention_ms is None else settings.retention_ms
         self.engine = Engine(
             self.store,
             deliverers,
@@ -86,12 +104,14 @@ class Node:
                 in_flight_max=settings.max_in_flight,
                 per_destination_max=settings.max_per_destination,
                 drain_ms=settings.drain_timeout_ms,
-                retention_ms=retention_ms,
+                retention_ms=_retention_ms(settings),
             ),
+            about=About(name=f"{socket.gethostname()}:{os.getpid()}", version=__version__, started_at=clock.now()),
         )
         self.service = Service(
-            self.store, deliverers, clock, self.engine.nudge, auto_namespaces=settings.auto_namespaces
+            self.store, deliverers, self.engine.clock, self.engine.nudge, auto_namespaces=settings.auto_namespaces
         )
+        self.store.on_hint(self._heard)
         keys = Keys(api_key)
         platform = PlatformDoor(self.service, keys, self.telemetry, request_bytes_max=settings.max_request_bytes)
         durable = DurableDoor(
@@ -119,6 +139,10 @@ class Node:
         self.started = asyncio.Event()
         self.port = settings.port
 
+    def _heard(self, hint: Hint) -> None:
+        self.engine.heard(hint)
+        self.service.heard(hint)
+
     def stop(self) -> None:
         """Drain and end ``run``."""
         self._stop.set()
@@ -126,7 +150,7 @@ class Node:
     async def run(self) -> None:
         """Serve until ``stop`` is called or the store fails."""
         sys.setswitchinterval(SWITCH_SECONDS)
-        listener = bind(self.settings.host, self.settings.port)
+        listener = self._listener or bind(self.settings.host, self.settings.port)
         self.port = listener.getsockname()[1]
         try:
             await self.store.open()
@@ -138,7 +162,7 @@ class Node:
             async with asyncio.TaskGroup() as tasks:
                 serving = tasks.create_task(self._server.serve([listener]))
                 engine = tasks.create_task(self.engine.run())
-                failing = tasks.create_task(self._watch_store())
+                others = [tasks.create_task(each) for each in (self._watch_store(), self.service.run())]
                 self._ready = True
                 self.started.set()
                 await self._stop.wait()
@@ -147,7 +171,8 @@ class Node:
                 await engine
                 self._server.should_exit = True
                 await serving
-                failing.cancel()
+                for task in others:
+                    task.cancel()
         finally:
             await self.deliverer.close()
             await self.store.close()
@@ -156,12 +181,14 @@ class Node:
         raise await self.store.failure()
 
 
-async def serve(settings: Settings, *, virtual_clock: bool = False) -> None:
-    """Run one node in the foreground until a signal ends it."""
+async def serve(settings: Settings, *, virtual_clock: bool = False, listener: socket.socket | None = None) -> None:
+    """Run one node in the foreground until a signal ends it; or, with a listener, until standard input ends, too."""
     if settings.timer_broker_url is not None:
         log.warning("TIMER_BROKER_URL is set, but this version has no broker door: it is not used")
-    node = Node(settings, virtual_clock=virtual_clock)
+    node = Node(settings, virtual_clock=virtual_clock, listener=listener)
     loop = asyncio.get_running_loop()
+    if listener is not None:
+        loop.add_reader(sys.stdin.fileno(), _on_end_of_input, node)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, node, number)
     announcing = asyncio.create_task(_announce(node))
@@ -177,18 +204,34 @@ def _on_signal(node: Node, number: int) -> None:
     node.stop()
 
 
+def _on_end_of_input(node: Node) -> None:
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    log.error("the process that started this one is gone: finishing what is in flight, then stopping")
+    node.stop()
+
+
+async def serve_many(settings: Settings) -> int:
+    """Run ``DUETIME_WORKERS`` processes on one port in the foreground until a signal ends them; their exit code."""
+    if settings.auth == "key":
+        ensure_api_key(settings, Path.cwd())  # before the workers, who would all make one
+    listener = bind(settings.host, settings.port)
+    listener.set_inheritable(True)
+    log.info("%d workers share port %d", settings.workers, listener.getsockname()[1])
+    return await Workers(settings.workers, listener).run()
+
+
 async def _announce(node: Node) -> None:
     await node.started.wait()
     settings = node.settings
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     shown = "localhost" if host in ("127.0.0.1", "0.0.0.0") else host
     log.info("Duetime %s is listening on http://%s:%d", __version__, shown, node.port)
-    log.info("timers are kept in %s", settings.database_path or "memory, and lost when this process ends")
+    log.info("timers are kept in %s", settings.database_shown)
     if settings.auth != "key":
         log.warning("DUETIME_AUTH=none: anyone who can reach this port can use it")
     elif node.key_path is not None:
         log.info("the API key is in %s", node.key_path)
     if settings.allow_private_targets is None and settings.api_key is None:
         log.info("no API_KEY is set, so this is a developer's machine: callbacks may go to loopback addresses")
-    if isinstance(node.service.clock, VirtualClock):
+    if node.virtual_clock:
         log.warning('--virtual-clock: POST /clock {"advance": "3d"} moves time; for development only')

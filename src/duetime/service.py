@@ -7,11 +7,13 @@ A door hands over checked values; this makes the timer, writes it and nudges the
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from random import getrandbits
+from typing import TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -23,6 +25,7 @@ from duetime.errors import (
     DuetimeError,
     NamespaceConflict,
     SecretNotFound,
+    StoreError,
     StoreUnavailable,
     TimerConflict,
     TimerNotFinal,
@@ -32,7 +35,12 @@ from duetime.errors import (
 )
 from duetime.model import DAY_MS, Definition, Namespace, Secret, Status, Target, Timer
 from duetime.sharding import shard_of
-from duetime.store import Filter, Page, Place, Query, Store
+from duetime.store import Filter, Hint, Instance, Page, Place, Query, Store
+
+log = logging.getLogger(__name__)
+
+NAMESPACES_SECONDS = 5.0
+"""How old what is known of namespaces may be when a hint got lost."""
 
 CHANGE_TRIES_MAX = 10
 REVISION_BITS = 48
@@ -40,6 +48,8 @@ IDS_AT_ONCE = 256
 ROTATION_MS = DAY_MS
 """How long the secret before the newest one still signs."""
 SECRETS_MAX = 10
+
+Shown = TypeVar("Shown")
 
 
 class NewTimer(Struct, frozen=True, kw_only=True):
@@ -68,12 +78,28 @@ class Service:
         self._nudge = nudge
         self._auto_namespaces = auto_namespaces
         self._namespaces: dict[str, Namespace] = {}
-        self._entropy = memoryview(b"")
+        self._changed = asyncio.Event()
+        self._new_ids = _random_ids()
         self.clock = clock
 
     async def start(self) -> None:
         """Learn the namespaces."""
         self._namespaces = {namespace.name: namespace for namespace in await self._store.namespaces()}
+
+    async def run(self) -> None:
+        """Keep up with what other instances do to the namespaces."""
+        while True:
+            await self.clock.sleep(NAMESPACES_SECONDS, self._changed)
+            self._changed.clear()
+            try:
+                await self.start()
+            except StoreError as error:
+                log.debug("could not read the namespaces: %s", error)
+
+    def heard(self, hint: Hint) -> None:
+        """Another instance knows something."""
+        if hint.namespaces:
+            self._changed.set()
 
     # Timers.
 
@@ -87,37 +113,45 @@ class Service:
         self._nudge(timer.fire_at)
         return timer, True
 
-    async def create_many(self, news: Sequence[NewTimer]) -> list[tuple[Timer, bool] | DuetimeError]:
-        """``create`` for each, in one durable write; one that can't be made does not stop the others."""
-        refused = await self._refused_targets([new.definition.target for new in news])
-        answers: list[tuple[Timer, bool] | DuetimeError] = []
-        for new in news:
-            try:
-                if error := refused.get(self._destination(new.definition.target)):
-                    raise error
-                answers.append((await self._made(new), True))
-            except DuetimeError as error:
-                answers.append(error)
-        timers = [answer[0] for answer in answers if isinstance(answer, tuple)]
-        taken = iter(await self._store.put_many(timers))
-        for place, answer in enumerate(answers):
-            if isinstance(answer, tuple) and (there := next(taken)) is not None:
+    async def create_many(
+        self, news: Sequence[NewTimer], show: Callable[[Timer], Shown]
+    ) -> list[tuple[Shown, bool] | DuetimeError]:
+        """``create`` for each, in one durable write; one that can't be made does not stop the others.
+
+        ``show`` makes of a timer what the caller wants to have of it. It is called while the store writes, because what
+        a new timer looks like is known before it is on disk; nothing is returned until it is.
+        """
+        made = await self._made_many(news)
+        timers = [timer for timer in made if isinstance(timer, Timer)]
+        writing = asyncio.ensure_future(self._store.put_many(timers))
+        await asyncio.sleep(0)  # the store is given its work before this thread goes on with its own
+        shown = [timer if isinstance(timer, DuetimeError) else (show(timer), True) for timer in made]
+        taken = iter(await writing)
+        for place, timer in enumerate(made):
+            if isinstance(timer, Timer) and (there := next(taken)) is not None:
                 try:
-                    answers[place] = _repeat(there, answer[0].fingerprint), False
+                    shown[place] = show(_repeat(there, timer.fingerprint)), False
                 except TimerConflict as error:
-                    answers[place] = error
+                    shown[place] = error
         if timers:
             self._nudge(min(timer.fire_at for timer in timers))
-        return answers
+        return shown
 
-    async def _refused_targets(self, targets: Sequence[Target]) -> dict[str, DuetimeError]:
-        """Which destinations are closed; each is asked about once, all at the same time."""
-        places = {self._destination(target): target for target in targets}
-        checks = await asyncio.gather(*map(self.check_target, places.values()), return_exceptions=True)
-        return {place: check for place, check in zip(places, checks, strict=True) if isinstance(check, DuetimeError)}
-
-    def _destination(self, target: Target) -> str:
-        return self._deliverers[type(target)].destination(target)
+    async def _made_many(self, news: Sequence[NewTimer]) -> list[Timer | DuetimeError]:
+        """The timers, not written yet. Each destination is asked about once, all at the same time."""
+        places = [self._deliverers[type(new.definition.target)].destination(new.definition.target) for new in news]
+        targets = {place: new.definition.target for place, new in zip(places, news, strict=True)}
+        checks = await asyncio.gather(*map(self.check_target, targets.values()), return_exceptions=True)
+        closed = {place: check for place, check in zip(targets, checks, strict=True) if isinstance(check, DuetimeError)}
+        made: list[Timer | DuetimeError] = []
+        for place, new in zip(places, news, strict=True):
+            try:
+                if place in closed:
+                    raise closed[place]
+                made.append(await self._made(new))
+            except DuetimeError as error:
+                made.append(error)
+        return made
 
     async def upsert(self, new: NewTimer) -> Timer:
         """Write a timer, in the place of the one with its identity if there is one that is not executing."""
@@ -132,9 +166,9 @@ class Service:
         raise StoreUnavailable("the timer keeps changing; try again")
 
     async def _made(self, new: NewTimer) -> Timer:
-        namespace = await self._namespace_for(new.namespace)
+        namespace = self._namespaces.get(new.namespace) or await self._namespace_for(new.namespace)
         now = self.clock.now()
-        id = new.id or self._new_id()
+        id = new.id or next(self._new_ids)
         revision = getrandbits(REVISION_BITS)
         return Timer(
             namespace=new.namespace,
@@ -150,13 +184,6 @@ class Service:
             fingerprint=new.fingerprint,
             correlation_id=new.correlation_id,
         )
-
-    def _new_id(self) -> str:
-        # Asking the system for 16 bytes costs more than all the rest of an id: ask for many at once.
-        if not self._entropy:
-            self._entropy = memoryview(os.urandom(16 * IDS_AT_ONCE))
-        drawn, self._entropy = self._entropy[:16], self._entropy[16:]
-        return str(uuid.UUID(bytes=bytes(drawn), version=4))
 
     async def check_target(self, target: Target) -> None:
         await self._deliverers[type(target)].check(target)
@@ -254,7 +281,9 @@ class Service:
     def namespaces(self) -> list[Namespace]:
         return sorted(self._namespaces.values(), key=lambda namespace: namespace.name)
 
-    def namespace(self, name: str) -> Namespace:
+    async def namespace(self, name: str) -> Namespace:
+        if name not in self._namespaces:
+            await self.start()  # Another instance may have made it just now.
         try:
             return self._namespaces[name]
         except KeyError:
@@ -263,7 +292,7 @@ class Service:
     async def _namespace_for(self, name: str) -> Namespace:
         if name not in self._namespaces and self._auto_namespaces:
             return (await self.create_namespace(name, shards=None, retention_ms=None))[0]
-        return self.namespace(name)
+        return await self.namespace(name)
 
     async def create_namespace(
         self, name: str, *, shards: int | None, retention_ms: int | None
@@ -275,6 +304,7 @@ class Service:
         there = await self._store.put_namespace(new)
         self._namespaces[name] = there or new
         if there is None:
+            self._store.hint(Hint(namespaces=True))
             return new, True
         if shards not in (None, there.shards) or retention_ms not in (None, there.retention_ms):
             raise NamespaceConflict(f"namespace '{name}' exists with other settings")
@@ -284,10 +314,11 @@ class Service:
         """Replace a namespace by what ``change`` makes of it."""
         for _ in range(CHANGE_TRIES_MAX):
             await self.start()
-            before = self.namespace(name)
+            before = await self.namespace(name)
             after = change(before)
             if await self._store.swap_namespace(before, after):
                 self._namespaces[name] = after
+                self._store.hint(Hint(namespaces=True))
                 self._nudge(self.clock.now())
                 return after
         raise StoreUnavailable(f"namespace '{name}' keeps changing; try again")
@@ -325,11 +356,23 @@ class Service:
 
     # The store as a whole.
 
+    async def cluster(self) -> list[Instance]:
+        return await self._store.cluster()
+
     async def tally(self) -> dict[Status, int]:
         return await self._store.tally()
 
     async def ping(self) -> None:
         await self._store.ping()
+
+
+def _random_ids() -> Iterator[str]:
+    """Random UUIDs (version 4). Asking the system for 16 bytes costs more than an id, so it is asked for many at once."""
+    while True:
+        drawn = os.urandom(16 * IDS_AT_ONCE)
+        for start in range(0, len(drawn), 16):
+            h = drawn[start : start + 16].hex()
+            yield f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{'89ab'[drawn[start + 8] & 3]}{h[17:20]}-{h[20:]}"
 
 
 def _repeat(there: Timer, fingerprint: str) -> Timer:
@@ -339,6 +382,7 @@ def _repeat(there: Timer, fingerprint: str) -> Timer:
 
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
+_digest = blake2b(digest_size=8)  # a copy costs half of a new one
 
 
 def fingerprint_of(definition: Definition, *parts: object) -> str:
@@ -351,7 +395,9 @@ def fingerprint_of(definition: Definition, *parts: object) -> str:
         (definition.timeout_ms, definition.body, definition.protocol),
         parts,
     )
-    return blake2b(_encode(meant), digest_size=8).hexdigest()
+    digest = _digest.copy()
+    digest.update(_encode(meant))
+    return digest.hexdigest()
 
 
 def _meant(value: Raw) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ The contract, which ``tests/contract`` holds every store to:
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -23,13 +23,52 @@ from duetime.errors import StoreError
 from duetime.model import Namespace, Status, Timer
 
 
+class About(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an instance says of itself, for people to look at."""
+
+    name: str = ""  # its machine and process
+    version: str = ""  # of the program
+    started_at: int = 0
+    clock_offset_ms: int = 0  # how far its clock is surely off the store's
+    serving: bool = True  # whether it takes shards
+
+
+UNNAMED = About()
+
+
 class Standing(Struct, frozen=True):
     """What a renewal brought: the store's time, what this owner holds, who else lives, what nobody holds."""
 
     now: int
     held: dict[int, int]  # shard → version
-    instances: frozenset[bytes]
+    instances: frozenset[bytes]  # that are serving
     free: frozenset[int]
+    free_at: int | None = None  # when the next of the others' leases runs out, unless it is renewed
+
+
+class Instance(Struct, frozen=True, kw_only=True):
+    """An instance as the others see it."""
+
+    owner_id: bytes
+    about: About
+    alive_until: int
+    shards: tuple[int, ...]
+
+
+class Hint(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What instances tell one another so that nobody has to wait for the next regular look. It may get lost."""
+
+    due_at: int | None = None  # a timer falls due then
+    shards: bool = False  # shards have become free, or an instance has come
+    namespaces: bool = False  # a namespace has changed
+
+    def __or__(self, other: Hint) -> Hint:
+        due = [at for at in (self.due_at, other.due_at) if at is not None]
+        return Hint(
+            due_at=min(due, default=None),
+            shards=self.shards or other.shards,
+            namespaces=self.namespaces or other.namespaces,
+        )
 
 
 class Begun(Struct, frozen=True):
@@ -159,7 +198,7 @@ class Store(Protocol):
 
     # What owners do.
 
-    async def renew(self, owner_id: bytes, lease_ms: int) -> Standing:
+    async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Standing:
         """Say that this instance lives and extend the lease of every shard it owns."""
 
     async def claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int) -> dict[int, int]:
@@ -177,6 +216,18 @@ class Store(Protocol):
 
     async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
         """Replace each begun timer by what came of it, fenced; say which were still ours to change."""
+
+    async def leave(self, owner_id: bytes) -> None:
+        """Give up everything, and be counted among the instances no more."""
+
+    async def cluster(self) -> list[Instance]:
+        """Every instance that lives, and what each owns."""
+
+    def hint(self, hint: Hint) -> None:
+        """Pass a hint to the other instances, if there can be any, soon or never."""
+
+    def on_hint(self, heard: Callable[[Hint], None]) -> None:
+        """Have ``heard`` called with what other instances hint at."""
 
     # Upkeep.
 

@@ -74,6 +74,7 @@ def _hour_text(hour: int) -> str:
     return (_EPOCH_NAIVE + timedelta(hours=hour)).strftime("%Y-%m-%dT%H:")
 
 
+@lru_cache(maxsize=4_096)  # created_at is mostly also updated_at, and execute_at is fire_at
 def format_time(ms: int) -> str:
     """``YYYY-MM-DDTHH:MM:SS.sssZ``, for any instant that ``parse_time`` can give."""
     hour, ms = divmod(ms, HOUR_MS)

@@ -22,7 +22,7 @@ LAYERS = [
     ["engine"],
     ["service"],
     ["stores", "deliverers"],
-    ["doors"],
+    ["doors", "workers"],
     ["node"],
     ["commands"],
     ["cli"],
@@ -33,6 +33,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Where each package from outside may be imported.
 ROOMS = {
     "apsw": {"stores/sqlite_file.py"},
+    "asyncpg": {"stores/postgres_pool.py"},
     "httptools": {"deliverers/client.py"},
     "prometheus_client": {"telemetry.py"},
     "uvicorn": {"doors/http.py"},

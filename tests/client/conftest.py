@@ -44,6 +44,7 @@ class Blocked:
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Duetime]:
     with Duetime(tmp_path_factory.mktemp("service")) as service:
+        service.disconnect()  # by the time a test needs it, the server may have closed what was kept
         yield service
         assert "Traceback" not in service.stderr, service.stderr
 

@@ -56,12 +56,12 @@ def test_a_timer_from_create_to_delete(client: Client, receiver: Receiver) -> No
         metadata=[1, 2.5],
         correlation_id="c",
         retry_policy={"max_retries": 7, "initial_interval": timedelta(seconds=90), "max_interval": "2h"},
-        callback_timeout=timedelta(milliseconds=1500),
+        callback_timeout=timedelta(seconds=31, milliseconds=500),
         response_protocol="status",
     )
     assert uuid.UUID(made.id) and made.namespace == "default" and made.status is Status.PENDING
     assert timedelta(0) <= made.execute_at - at < timedelta(milliseconds=1)  # never too early
-    assert made.callback_timeout == timedelta(seconds=1.5) and str(made.callback_timeout) == "1s500ms"
+    assert made.callback_timeout == timedelta(seconds=31.5) and str(made.callback_timeout) == "31s500ms"
     assert (made.retry_policy.max_retries, made.retry_policy.initial_interval) == (7, timedelta(seconds=90))
     assert made.retry_policy.max_retry_attempts_duration == timedelta(days=1)
     assert made.payload == {"text": "ü", "big": 10**30, "none": None} and made.metadata == [1, 2.5]

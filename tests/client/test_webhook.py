@@ -44,7 +44,6 @@ def test_what_the_official_package_signs_is_good() -> None:
         {"Webhook-Id": "msg_2"},
         {"webhook-timestamp": "soon"},
         {"webhook-timestamp": "-1"},
-        {"webhook-timestamp": str(int(datetime.now(UTC).timestamp()) + 1)},
         {"WEBHOOK-SIGNATURE": ""},
         {"WEBHOOK-SIGNATURE": "v1,"},
         {"WEBHOOK-SIGNATURE": "v1,!!!"},
@@ -66,6 +65,10 @@ def test_what_is_not_fresh_or_not_whole_is_refused() -> None:
             verify_webhook(SECRET, {key: value for key, value in signed().items() if key != name}, BODY)
     with pytest.raises(InvalidSignature, match="no signature"):
         verify_webhook(SECRET, signed(), BODY + " ")
+    later = signed()
+    later["webhook-timestamp"] = str(int(later["webhook-timestamp"]) + 1)
+    with pytest.raises(InvalidSignature, match="no signature"):
+        verify_webhook(SECRET, later, BODY)
     with pytest.raises(InvalidSignature, match="not JSON"):
         verify_webhook(SECRET, signed(body="text"), "text")
     for nonsense in ("", "whsec_", "whsec_ü"):

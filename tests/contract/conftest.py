@@ -44,20 +44,31 @@ def contender(request: pytest.FixtureRequest) -> Contender:
 
 
 @pytest.fixture
-def store(contender: Contender, runner: asyncio.Runner, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    store = runner.run(contender.opened(tmp_path, clock))
+def place(contender: Contender, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path | str]:
+    """Where the store is to live: an empty folder or an empty database."""
+    if contender.server is None:
+        yield tmp_path
+        return
+    server = request.getfixturevalue(contender.server)
+    yield (url := server.fresh())
+    server.give_back(url)
+
+
+@pytest.fixture
+def store(contender: Contender, runner: asyncio.Runner, place: Path | str, clock: ManualClock) -> Iterator[Store]:
+    store = runner.run(contender.opened(place, clock))
     yield store
     runner.run(store.close())
 
 
 @pytest.fixture
-def reopened(contender: Contender, tmp_path: Path, clock: ManualClock) -> Callable[[Store], Awaitable[Store]]:
+def reopened(contender: Contender, place: Path | str, clock: ManualClock) -> Callable[[Store], Awaitable[Store]]:
     """Closes a store and opens another one on what it left; for stores that leave something."""
     if not contender.reopens:
         pytest.skip("nothing survives this store")
 
     async def reopen(store: Any) -> Store:
         await store.close()
-        return await contender.opened(tmp_path, clock)
+        return await contender.opened(place, clock)
 
     return reopen

@@ -113,6 +113,8 @@ async def test_an_attempt_is_begun_once(store) -> None:
     held = await holding(store)
     await with_timers(store, *spread(100, at=START - 100))
     answers = await asyncio.gather(*(store.begin(ALICE, held, 9) for _ in range(20)))
+    while answers[-1].next_at is not None:  # One that came too late for what it found says: look again.
+        answers.append(await store.begin(ALICE, held, 9))
     begun = ids([t for answer in answers for t in answer.timers])
     assert sorted(begun) == sorted(f"t{n}" for n in range(100))
 

@@ -9,15 +9,16 @@ import pytest
 
 from duetime.model import Status, Timer
 from duetime.store import Filter, Order, Place
-from tests.clocks import START
+from tests.clocks import START, ManualClock
 from tests.contract.timers import ids, timer, with_namespace, with_timers
 
 NAMESPACES = ("default", "billing", "mail")
 
 
 @pytest.fixture
-def crowd(store, runner) -> list[Timer]:
+def crowd(store, runner, clock: ManualClock) -> list[Timer]:
     """In order of creation; many share a time, so that the order of creation must tell them apart."""
+    clock.advance(100)  # Only what has been due can be executing.
     draw = random.Random(7)
     timers = []
     for n in range(150):

@@ -17,6 +17,9 @@ import uvloop
 
 T = TypeVar("T")
 
+PATIENCE_SECONDS = 30.0
+"""How long a test waits for what must happen. Reached only by a failing test."""
+
 
 class Line:
     """The receiver's end of one connection."""
@@ -114,7 +117,7 @@ class Peer:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and not self._last_forever:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while self.accepted < len(self._scripts):  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
                 await asyncio.gather(*self._running)
@@ -133,7 +136,7 @@ def run_in(loop_factory: Callable[[], asyncio.AbstractEventLoop], main: Coroutin
 
     async def watched() -> T:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(2 * PATIENCE_SECONDS):
             result = await main
         gc.collect()
         await asyncio.sleep(0)

@@ -10,12 +10,18 @@ from tests.servers import Duetime, Receiver
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Duetime]:
-    """A service whose clock tests move, with a key, that may call loopback. Others have left timers in it."""
+def everyones(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Duetime]:
     with Duetime(tmp_path_factory.mktemp("service"), virtual_clock=True, DUETIME_RETENTION="forever") as service:
         yield service
         assert "Traceback" not in service.stderr, service.stderr
         assert service.terminate() == 0
+
+
+@pytest.fixture(scope="module")
+def service(everyones: Duetime) -> Duetime:
+    """A service whose clock tests move, with a key, that may call loopback. Others have left timers in it."""
+    everyones.disconnect()  # it closes connections that lie idle, as these did while modules without it ran
+    return everyones
 
 
 @pytest.fixture(scope="module")

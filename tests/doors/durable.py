@@ -55,6 +55,7 @@ class Durable(Duetime):
 
     def __init__(self, directory: Any, *, virtual_clock: bool = True, **options: Any) -> None:
         super().__init__(directory, virtual_clock=virtual_clock, **options)
+        self._shown: dict[str, list[dict[str, Any]]] = {}  # the attempts of each timer that ``attempt`` has shown
 
     def api(self, method: str, path: str, json: Any = None, **more: Any) -> Answer:
         return self.request(method, BASE + path, json=json, **more)
@@ -92,17 +93,17 @@ class Durable(Duetime):
     def final(self, timer: Timer) -> Timer:
         return self.in_status(timer, *FINAL)
 
-    def come(self, timer: Timer) -> None:
-        """Move time to when the timer is due."""
-        ahead = (instant(self.see(timer)["fireAt"]) - self.now()) // timedelta(milliseconds=1)
-        if ahead >= 0:
-            self.advance(f"{ahead + 1}ms")
-
     def attempt(self, timer: Timer) -> Timer:
-        """Let the timer's time come, and return it after that attempt."""
-        before = self.attempts(timer)
-        self.come(timer)
-        until("the attempt is recorded", lambda: self.attempts(timer) != before)
+        """Let the time of the timer's next attempt come, and return it after that: the one after those shown before."""
+        shown = self._shown.get(self.path(timer), [])
+        # What was due before its attempts were looked at: the attempt may come by itself at any moment.
+        due = instant(self.see(timer)["fireAt"])
+        ahead = (due - self.now()) // timedelta(milliseconds=1)
+        if ahead >= 0 and self.attempts(timer) == shown:
+            self.advance(f"{ahead + 1}ms")
+        self._shown[self.path(timer)] = until(
+            "the attempt is recorded", lambda: (made := self.attempts(timer)) != shown and made
+        )
         return self.see(timer)
 
     def attempts(self, timer: Timer) -> list[dict[str, Any]]:

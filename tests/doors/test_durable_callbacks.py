@@ -80,7 +80,7 @@ class TestRequest:
         later = printed(door.at(86_400))
         moved = Reply(200, json.dumps({"ok": False, "nextExecuteAt": later}).encode())
         url = receiver.reply("/firings", Reply(500), Reply(500), moved, Reply(500), Reply(200))
-        timer = door.make(url, delay="0s", retryPolicy={"initialInterval": "1s", "jitter": False})
+        timer = door.make(url, delay="0s", retryPolicy={"initialInterval": "1m", "jitter": False})
         for _ in range(5):
             timer = door.attempt(timer)
         assert timer["status"] == "completed"
@@ -193,7 +193,7 @@ class TestTimeout:
 
     def test_is_retried(self, door: Durable, receiver: Receiver) -> None:
         url = receiver.reply("/slow-once", Reply(hang=True), Reply(200))
-        timer = door.make(url, delay="0s", callbackTimeout="50ms", retryPolicy={"jitter": False})
+        timer = door.make(url, delay="0s", callbackTimeout="2s", retryPolicy={"jitter": False})
         assert door.attempt(timer)["status"] == "pending"
         assert door.attempt(timer)["status"] == "completed"
         receiver.release()

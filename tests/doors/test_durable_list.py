@@ -111,7 +111,8 @@ class TestOrder:
 class TestFilters:
     def test_a_correlation_id(self, door: Durable, receiver: Receiver) -> None:
         door.namespace("together")
-        made = [door.make(namespace=name, correlationId="a b&c=ü") for name in ("together", "default", "together")]
+        names = ("together", "default", "together")
+        made = [door.make(namespace=name, correlationId="a b&c=ü", delay="1h") for name in names]
         door.make(correlationId="a b&c=ü2")
         done = door.run(receiver.url("/correlated"), namespace="together", correlationId="a b&c=ü")
         asked = f"correlationId={quote('a b&c=ü')}"

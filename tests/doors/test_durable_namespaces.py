@@ -160,7 +160,7 @@ class TestPause:
     def test_retries_wait_too(self, door: Durable, receiver: Receiver) -> None:
         door.namespace("paused-retry")
         url = receiver.reply("/paused-retry", Reply(500), Reply(200))
-        timer = door.attempt(door.make(url, namespace="paused-retry", delay="0s"))
+        timer = door.attempt(door.make(url, namespace="paused-retry", delay="0s", retryPolicy={"jitter": False}))
         success(door.api("PATCH", "/namespaces/paused-retry", {"paused": True}))
         door.advance("1h")
         door.run(receiver.url("/paused-retry-witness"))

@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from duetime import __version__
@@ -227,6 +227,7 @@ def named(kind: Any) -> str:
 
 
 @pytest.mark.parametrize(("kind", "check"), EXACT, ids=[named(kind) for kind, _ in EXACT])
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_pattern_is_the_rule_of_the_code(kind: Any, check: Callable[[str, str], object], data: st.DataObject) -> None:
     like = st.from_regex(pattern_of(kind))  # with a line break at the end now and then, which is not part of it
@@ -236,6 +237,7 @@ def test_a_pattern_is_the_rule_of_the_code(kind: Any, check: Callable[[str, str]
 
 
 @pytest.mark.parametrize(("kind", "check"), NEARLY, ids=[named(kind) for kind, _ in NEARLY])
+@settings(deadline=None)
 @given(data=st.data())
 def test_what_the_code_takes_keeps_the_pattern(
     kind: Any, check: Callable[[str, str], object], data: st.DataObject

@@ -222,7 +222,9 @@ class TestOperations:
         assert service.request("GET", "/livez").body == {"status": "alive"}
         assert service.request("GET", "/readyz").body == {"status": "ready"}
 
-    def test_metrics(self, service: Duetime, receiver: Receiver) -> None:
+    def test_metrics(self, alone: Callable[..., Duetime], receiver: Receiver) -> None:
+        service = alone(virtual_clock=True)  # timers that others left might fire meanwhile
+
         def metric(name: str) -> float:
             page = service.request("GET", "/metrics").body.decode()
             return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name))

@@ -20,16 +20,17 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Duetime, 
         ids = [
             service.create(receiver.url("/completed"), seconds=8),
             service.create(receiver.reply("/failed", Reply(500)), seconds=8),
-            service.create(receiver.reply("/executing", Reply(hang=True)), seconds=8),
+            service.create(receiver.reply("/executing", Reply(hang=True)), seconds=3600),
         ]
         service.advance()
-        receiver.wait("/executing")
         for id in ids[:2]:
             service.finished(id)
         ids.append(service.create(URL, seconds=100))
         service.request("DELETE", f"/timers/{ids[3]}")
         # The later it was made, the earlier it is due; three at a time fall due together.
         ids += [service.create(URL, seconds=10**6 - n // 3 * 1000) for n in range(COUNT - len(ids))]
+        service.advance("1h")
+        receiver.wait("/executing")  # last of all: it executes for thirty seconds at most
         yield service, ids
 
 

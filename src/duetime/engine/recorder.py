@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 
 from duetime.clock import Clock
 from duetime.engine.alarm import Alarm
@@ -35,13 +36,24 @@ class Recorder:
         """Set whenever a batch has been dealt with."""
         self.under_way = 0
         """Begun timers whose outcome has not been dealt with yet: what the instance has in flight."""
+        self._under_way: Counter[int] = Counter()  # the same by shard
+
+    def expect(self, timer: Timer) -> None:
+        """A timer was begun: its outcome will come."""
+        self.under_way += 1
+        self._under_way[timer.shard] += 1
+
+    def expects(self, shard: int) -> bool:
+        """Whether an outcome of this shard is yet to come or to be recorded."""
+        return self._under_way[shard] > 0
 
     def add(self, before: Timer, after: Timer) -> None:
         self._changes.append((before, after))
         self._some.set()
 
-    def _done(self, count: int) -> None:
-        self.under_way -= count
+    def _done(self, batch: list[tuple[Timer, Timer]]) -> None:
+        self.under_way -= len(batch)
+        self._under_way.subtract(before.shard for before, _ in batch)
         self.recorded.set()
 
     async def run_once(self) -> None:
@@ -66,14 +78,14 @@ class Recorder:
                 "the fate of %d recorded outcomes is unknown, claiming their shards anew: %s", len(batch), error
             )
             self._ownership.distrust({before.shard for before, _ in batch})
-            self._done(len(batch))
+            self._done(batch)
             return
         self._telemetry.record_took(self._clock.monotonic() - started)
         self._telemetry.fenced(recorded.count(False))
         for (_, after), done in zip(batch, recorded, strict=True):
             if done and after.status is Status.PENDING:
                 self._alarm.nudge(after.fire_at)
-        self._done(len(batch))
+        self._done(batch)
 
     async def run(self) -> None:
         while True:

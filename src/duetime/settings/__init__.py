@@ -12,7 +12,7 @@ import ipaddress
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -21,7 +21,7 @@ from duetime.errors import SettingsError
 from duetime.model import DAY_MS, MINUTE_MS, SECOND_MS
 from duetime.settings import values as value
 from duetime.settings.sources import read_env, read_toml
-from duetime.settings.values import FORCED_AUTH, KIB, MIB, SQLITE, Refusal, shown
+from duetime.settings.values import FORCED_AUTH, KIB, MIB, POSTGRES, SQLITE, Refusal, shown
 
 ENV_FILE = ".env"
 TOML_FILE = "duetime.toml"
@@ -62,6 +62,19 @@ class Settings(Struct, frozen=True, kw_only=True):
             return None
         return Path(unquote(self.database_url.removeprefix(SQLITE)))
 
+    @property
+    def on_server(self) -> bool:
+        """Whether the store is a server's, which any number of processes share."""
+        return self.database_url.startswith(POSTGRES)
+
+    @property
+    def database_shown(self) -> str:
+        """Where timers are kept, for people: without the password."""
+        if not self.on_server:
+            return str(self.database_path or "memory, and lost when this process ends")
+        parts = urlsplit(self.database_url)
+        return f"PostgreSQL at {parts.netloc.rpartition('@')[2] or 'a local socket'}{parts.path}"
+
     def __repr__(self) -> str:
         shown = (
             f"{field}={'…' if field in _SECRET_FIELDS and held else repr(held)}"
@@ -89,7 +102,8 @@ SETTINGS: tuple[Setting, ...] = (
         name="DATABASE_URL",
         field="database_url",
         default="sqlite:///./duetime.db",
-        meaning="Where timers are kept: sqlite:///path, or memory: for trials, which forgets everything at the end.",
+        meaning="Where timers are kept: sqlite:///path, postgresql://user:password@host/database, which any number of "
+        "instances share, or memory: for trials, which forgets everything at the end.",
         parse=value.database_url,
         secret=True,
     ),
@@ -306,10 +320,11 @@ def _parse(setting: Setting, text: str) -> Any:
 
 
 def _judge_together(settings: Settings, *, auth_forced: bool) -> None:
-    if settings.workers > 1:
+    if settings.workers > 1 and not settings.on_server:
         scheme = settings.database_url.partition(":")[0]
         raise SettingsError(
-            f"DUETIME_WORKERS={settings.workers}: must be 1 with a {scheme} store, which belongs to one process"
+            f"DUETIME_WORKERS={settings.workers}: must be 1 with a {scheme} store, which belongs to one process; "
+            "a postgresql:// store takes many"
         )
     if settings.auth == "none" and not auth_forced and not _is_loopback(settings.host):
         raise SettingsError(

@@ -16,6 +16,7 @@ API_KEY_CHARS_MAX = 512
 KIB = 1024
 MIB = 1024 * KIB
 SQLITE = "sqlite:///"
+POSTGRES = ("postgresql://", "postgres://")
 FORCED_AUTH = "none-forced"
 
 
@@ -23,14 +24,7 @@ class Refusal(ValueError):
     """What a setting accepts, raised for a text that is not it."""
 
 
-_STORES_TO_COME = {
-    "postgresql": "postgresql",
-    "postgres": "postgresql",
-    "mysql": "mysql",
-    "mongodb": "mongodb",
-    "cassandra": "cassandra",
-    "dynamodb": "dynamodb",
-}
+_STORES_TO_COME = ("mysql", "mongodb", "cassandra", "dynamodb")
 _SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 _LEVELS = {
     "trace": "debug",
@@ -50,12 +44,28 @@ is_key = re.compile(rf"[!-~]{{{API_KEY_CHARS_MIN},{API_KEY_CHARS_MAX}}}").fullma
 def database_url(text: str) -> str:
     scheme = text.partition(":")[0].partition("+")[0].lower()
     if scheme in _STORES_TO_COME:
-        raise Refusal(f"{_STORES_TO_COME[scheme]} is not supported yet; use sqlite:///path")
+        raise Refusal(f"{scheme} is not supported yet; use sqlite:///path or postgresql://user@host/database")
+    if text.startswith(POSTGRES):
+        return _postgres_url(text)
     if text in ("memory:", "memory://"):
         return "memory:"
     path = text.removeprefix(SQLITE)
     if path == text or not _is_file_path(unquote(path)) or "?" in path or "#" in path:
-        raise Refusal(f"must be sqlite:///path (sqlite:////path for an absolute one) or memory:{_not(text)}")
+        raise Refusal(
+            "must be sqlite:///path (sqlite:////path for an absolute one), postgresql://user:password@host/database or "
+            f"memory:{_not(text)}"
+        )
+    return text
+
+
+def _postgres_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        usable = bool(parts.hostname or "host=" in parts.query) and parts.port != 0 and not parts.fragment
+    except ValueError:
+        usable = False
+    if not usable:
+        raise Refusal("must name the server, like postgresql://user:password@host:5432/database")
     return text
 
 

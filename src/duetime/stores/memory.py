@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ from duetime import lifecycle
 from duetime.clock import Clock
 from duetime.errors import StoreError
 from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer
-from duetime.store import Begun, Filter, Order, Page, Place, Query, Sort, Standing
+from duetime.store import UNNAMED, About, Begun, Filter, Hint, Instance, Order, Page, Place, Query, Sort, Standing
 
 
 class _Shard(Struct):
@@ -33,7 +33,7 @@ class MemoryStore:
         self._marks: dict[tuple[str, str], int] = {}  # in order of creation
         self._mark = 0
         self._shards = [_Shard() for _ in range(shards)]
-        self._instances: dict[bytes, int] = {}
+        self._instances: dict[bytes, tuple[int, About]] = {}
         default = Namespace(name=DEFAULT_NAMESPACE, shards=shards, created_at=clock.now())
         self._namespaces = {default.name: default}
 
@@ -114,17 +114,19 @@ class MemoryStore:
         counts = Counter(t.status for t in self._timers.values() if namespace in (None, t.namespace))
         return {status: counts[status] for status in Status}
 
-    async def renew(self, owner_id: bytes, lease_ms: int) -> Standing:
+    async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Standing:
         now = self._clock.now()
-        self._instances = {o: until for o, until in self._instances.items() if until > now}
-        self._instances[owner_id] = now + lease_ms
+        self._instances = {o: instance for o, instance in self._instances.items() if instance[0] > now}
+        self._instances[owner_id] = now + lease_ms, about
         held = {}
         for number, shard in enumerate(self._shards):
             if shard.owner_id == owner_id:
                 shard.lease_until = now + lease_ms
                 held[number] = shard.version
         free = frozenset(n for n, shard in enumerate(self._shards) if shard.lease_until <= now)
-        return Standing(now, held, frozenset(self._instances), free)
+        serving = frozenset(o for o, (_, about) in self._instances.items() if about.serving)
+        others = (s.lease_until for s in self._shards if s.lease_until > now and s.owner_id != owner_id)
+        return Standing(now, held, serving, free, min(others, default=None))
 
     async def claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int) -> dict[int, int]:
         now = self._clock.now()
@@ -141,6 +143,29 @@ class MemoryStore:
             shard = self._shards[number]
             if shard.owner_id == owner_id:
                 shard.owner_id, shard.lease_until = None, 0
+
+    async def leave(self, owner_id: bytes) -> None:
+        await self.release(owner_id, range(self.shards))
+        self._instances.pop(owner_id, None)
+
+    async def cluster(self) -> list[Instance]:
+        now = self._clock.now()
+        return [
+            Instance(
+                owner_id=owner_id,
+                about=about,
+                alive_until=until,
+                shards=tuple(n for n, shard in enumerate(self._shards) if shard.owner_id == owner_id),
+            )
+            for owner_id, (until, about) in sorted(self._instances.items())
+            if until > now
+        ]
+
+    def hint(self, hint: Hint) -> None:
+        pass
+
+    def on_hint(self, heard: Callable[[Hint], None]) -> None:
+        pass
 
     async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
         now = self._clock.now()

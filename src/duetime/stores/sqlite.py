@@ -11,7 +11,7 @@ between.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from duetime import lifecycle
 from duetime.clock import Clock
 from duetime.errors import SettingsError, StoreError
 from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer, timer_uuid
-from duetime.store import Begun, Filter, Page, Place, Query, Standing
+from duetime.store import UNNAMED, About, Begun, Filter, Hint, Instance, Page, Place, Query, Standing
 from duetime.stores.sqlite_file import SqliteFile
 from duetime.stores.sqlite_lists import find, page
 from duetime.stores.sqlite_rows import STATE, Connection, by_uuid, encode, insert_rows, select, state, update_rows
@@ -75,14 +75,26 @@ class SqliteStore:
         counts = dict(rows)
         return {status: counts.get(status.value, 0) for status in Status}
 
-    async def renew(self, owner_id: bytes, lease_ms: int) -> Standing:
-        return await self._file.write(self._renew, (owner_id, lease_ms))
+    async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Standing:
+        return await self._file.write(self._renew, (owner_id, lease_ms, about))
 
     async def claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int) -> dict[int, int]:
         return await self._file.write(self._claim, (owner_id, shards, lease_ms))
 
     async def release(self, owner_id: bytes, shards: Collection[int]) -> None:
         await self._file.write(self._release, (owner_id, shards))
+
+    async def leave(self, owner_id: bytes) -> None:
+        await self._file.write(self._leave, owner_id)
+
+    async def cluster(self) -> list[Instance]:
+        return await self._file.read(lambda c: _instances(c, self._clock.now()))
+
+    def hint(self, hint: Hint) -> None:
+        pass  # The file belongs to this process: there is nobody to tell.
+
+    def on_hint(self, heard: Callable[[Hint], None]) -> None:
+        pass
 
     async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
         return await self._file.write(self._begin, (owner_id, held, limit))
@@ -161,18 +173,23 @@ class SqliteStore:
             _count(connection, tally)
         return swapped
 
-    def _renew(self, connection: Connection, asked: list[tuple[bytes, int]]) -> list[Standing]:
-        return [self._renew_one(connection, owner_id, lease_ms) for owner_id, lease_ms in asked]
+    def _renew(self, connection: Connection, asked: list[tuple[bytes, int, About]]) -> list[Standing]:
+        return [self._renew_one(connection, *each) for each in asked]
 
-    def _renew_one(self, connection: Connection, owner_id: bytes, lease_ms: int) -> Standing:
+    def _renew_one(self, connection: Connection, owner_id: bytes, lease_ms: int, about: About) -> Standing:
         now = self._clock.now()
         connection.execute("DELETE FROM instances WHERE alive_until <= ?", (now,))
-        connection.execute("INSERT OR REPLACE INTO instances VALUES (?, ?)", (owner_id, now + lease_ms))
+        row = owner_id, now + lease_ms, about.serving, encode(about)
+        connection.execute("INSERT OR REPLACE INTO instances VALUES (?, ?, ?, ?)", row)
         connection.execute("UPDATE shards SET lease_until = ? WHERE owner_id = ?", (now + lease_ms, owner_id))
-        instances = connection.execute("SELECT owner_id FROM instances").fetchall()
+        serving = connection.execute("SELECT owner_id FROM instances WHERE serving").fetchall()
         free = connection.execute("SELECT shard FROM shards WHERE lease_until <= ?", (now,)).fetchall()
+        free_at = connection.execute(
+            "SELECT min(lease_until) FROM shards WHERE lease_until > ? AND owner_id <> ?", (now, owner_id)
+        ).get
         return Standing(
-            now, _held(connection, owner_id), frozenset(o for (o,) in instances), frozenset(s for (s,) in free)
+            *(now, _held(connection, owner_id), frozenset(o for (o,) in serving), frozenset(s for (s,) in free)),
+            free_at=free_at,
         )
 
     def _claim(self, connection: Connection, asked: list[tuple[bytes, Collection[int], int]]) -> list[dict[int, int]]:
@@ -192,6 +209,12 @@ class SqliteStore:
             "UPDATE shards SET owner_id = NULL, lease_until = 0 WHERE owner_id = ? AND shard = ?",
             [(owner_id, shard) for owner_id, shards in asked for shard in shards],
         )
+        return [None] * len(asked)
+
+    def _leave(self, connection: Connection, asked: list[bytes]) -> list[None]:
+        for owner_id in asked:
+            connection.execute("UPDATE shards SET owner_id = NULL, lease_until = 0 WHERE owner_id = ?", (owner_id,))
+            connection.execute("DELETE FROM instances WHERE owner_id = ?", (owner_id,))
         return [None] * len(asked)
 
     def _begin(self, connection: Connection, asked: list[tuple[bytes, Mapping[int, int], int]]) -> list[Begun]:
@@ -294,6 +317,7 @@ class SqliteStore:
 
 _OF_AN_OLDER_VERSION = "version <> (SELECT version FROM shards WHERE shards.shard = timers.shard)"
 _namespace_decoder = msgspec.json.Decoder(Namespace)
+_about_decoder = msgspec.json.Decoder(About)
 
 
 def _migrate(connection: Connection, path: Path) -> None:
@@ -322,6 +346,23 @@ def _held(connection: Connection, owner_id: bytes) -> dict[int, int]:
         "SELECT json_group_object(shard, version) FROM shards WHERE owner_id = ?", (owner_id,)
     ).get
     return {int(shard): version for shard, version in msgspec.json.decode(held).items()}
+
+
+def _instances(connection: Connection, now: int) -> list[Instance]:
+    rows = connection.execute(
+        "SELECT owner_id, about, alive_until, (SELECT json_group_array(shard ORDER BY shard) FROM shards "
+        "WHERE shards.owner_id = instances.owner_id) FROM instances WHERE alive_until > ? ORDER BY owner_id",
+        (now,),
+    ).fetchall()
+    return [
+        Instance(
+            owner_id=owner_id,
+            about=_about_decoder.decode(about),
+            alive_until=until,
+            shards=tuple(msgspec.json.decode(shards)),
+        )
+        for owner_id, about, until, shards in rows
+    ]
 
 
 def _namespaces(connection: Connection) -> list[Namespace]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -59,7 +60,7 @@ def _chunked(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 def state(timer: Timer) -> tuple[Any, ...]:
     return (
-        *(timer.updated_at, timer.revision, timer.firing, timer.execute_at, timer.fire_at, timer.status.value),
+        *(timer.updated_at, timer.revision, timer.firing, timer.execute_at, timer.fire_at, timer.status),
         *(timer.attempt, timer.failures, timer.lost, timer.last_error, timer.started_at, timer.executed_at),
         *(timer.deadline_at, timer.version, encode(timer.attempts).decode() if timer.attempts else "[]"),
     )
@@ -93,11 +94,9 @@ def insert_rows(connection: Connection, timers: Sequence[Timer], first_seq: int)
         connection,
         _INSERTS,
         [
-            (
-                *(seq, timer.uuid, encode(timer.definition).decode(), timer.definition.timeout_ms),
-                *(timer.namespace, timer.id, timer.shard, timer.fingerprint, timer.correlation_id, timer.created_at),
-                *state(timer),
-            )
+            (seq, timer.uuid, encode(timer.definition).decode(), timer.definition.timeout_ms)
+            + (timer.namespace, timer.id, timer.shard, timer.fingerprint, timer.correlation_id, timer.created_at)
+            + state(timer)
             for seq, timer in enumerate(timers, first_seq)
         ],
     )
@@ -122,6 +121,6 @@ def _write_rows(connection: Connection, statements: Mapping[int, str], rows: Seq
     """Run the statement for as many rows at a time as it has a text for; how many rows it changed."""
     before = connection.total_changes()
     for chunk in _chunked(rows):
-        connection.execute(statements[len(chunk)], [value for row in chunk for value in row])
+        connection.execute(statements[len(chunk)], list(chain.from_iterable(chunk)))
     changed: int = connection.total_changes() - before
     return changed

@@ -74,4 +74,13 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (namespace, status)
     ) STRICT, WITHOUT ROWID;
     """,
+    """
+    DROP TABLE instances;
+    CREATE TABLE instances (
+        owner_id    BLOB PRIMARY KEY,
+        alive_until INTEGER NOT NULL,
+        serving     INTEGER NOT NULL,
+        about       BLOB NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    """,
 )

@@ -1,0 +1,342 @@
+"""The PostgreSQL store: every verb of the port as one statement on a server that any number of instances share.
+
+Puts are gathered into batches; begins and records come in batches from the engine. The statements are in
+``postgres_statements``, which says what makes them safe; here is what goes in and what comes out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from duetime.clock import Clock
+from duetime.errors import SettingsError, StoreError, StoreIndeterminate, StoreUnavailable
+from duetime.model import DAY_MS, DEFAULT_NAMESPACE, Namespace, Status, Timer, timer_uuid
+from duetime.store import UNNAMED, About, Begun, Filter, Hint, Instance, Page, Place, Query, Standing
+from duetime.stores import postgres_statements as sql
+from duetime.stores.gathering import Gathering
+from duetime.stores.postgres_hints import PostgresHints
+from duetime.stores.postgres_lists import ORDERS, find, page
+from duetime.stores.postgres_pool import Connection, PostgresPool, Refused
+from duetime.stores.postgres_rows import columns_of, encode, fixed, state, timer_of
+from duetime.stores.postgres_schema import MIGRATIONS, SCHEMA, slice_statements, slice_width_ms
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 8
+PUT_MAX = 500
+PUT_TRIES_MAX = 3
+MIGRATION_LOCK, SLICE_LOCK = 4_711_001, 4_711_002
+FINISHED_ALREADY, NO_SLICE = "DT001", "23514"
+NOT_HELD = -1
+
+
+class PostgresStore:
+    def __init__(
+        self,
+        url: str,
+        *,
+        shards: int = 64,
+        retention_ms: int = 30 * DAY_MS,
+        takeover_now: bool = False,
+        virtual_clock: Clock | None = None,
+    ) -> None:
+        self.shards = shards
+        self._retention_ms = retention_ms
+        self._takeover_now = takeover_now
+        self._virtual_clock = virtual_clock
+        self._pool = PostgresPool(url, size=CONNECTIONS_MAX)
+        self._hints = PostgresHints(self._pool)
+        self._puts: Gathering[Timer, Timer | None] = Gathering(self._put, batch_max=PUT_MAX)
+
+    async def open(self) -> None:
+        await self._pool.open()
+        await self._pool.work(self._prepare)
+        self._hints.start()
+
+    async def close(self) -> None:
+        await self._puts.finish()
+        await self._hints.close()
+        await self._pool.close()
+
+    async def ping(self) -> None:
+        await self._pool.read("SELECT FROM namespaces LIMIT 1")
+
+    async def failure(self) -> StoreError:
+        await asyncio.Event().wait()
+        raise AssertionError("a server that is gone may come back")
+
+    def _now(self) -> int | None:
+        return None if self._virtual_clock is None else self._virtual_clock.now()
+
+    # Timers.
+
+    async def put(self, timer: Timer) -> Timer | None:
+        return await self._puts(timer)
+
+    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | None]:
+        return await self._put(timers)
+
+    async def _put(self, timers: Sequence[Timer]) -> list[Timer | None]:
+        """Write what can be written and find what is in the way of the rest; what has gone meanwhile is tried again."""
+        answers: dict[int, Timer | None] = {}
+        lost: StoreIndeterminate | None = None
+        for _ in range(PUT_TRIES_MAX):
+            left = [(place, timer) for place, timer in enumerate(timers) if place not in answers]
+            if not left:
+                break
+            written: set[tuple[bytes, int]] = set()
+            try:
+                written = await self._insert([timer for _, timer in left])
+            except Refused as refused:
+                if refused.code != FINISHED_ALREADY:
+                    raise
+            except StoreIndeterminate as error:
+                lost = error
+            if len(written) < len(left):
+                there = {timer.uuid: timer for timer in await self._get([timer.uuid for _, timer in left])}
+            for place, timer in left:
+                if (timer.uuid, timer.revision) in written:
+                    answers[place] = None
+                elif found := there.get(timer.uuid):
+                    # A firing begins with a random number: the same one means that our own write was not lost.
+                    answers[place] = None if lost and found.firing == timer.firing else found
+        if len(answers) < len(timers):
+            raise lost or StoreUnavailable("the timer keeps changing; try again")
+        return [answers[place] for place in range(len(timers))]
+
+    async def _insert(self, timers: Sequence[Timer]) -> set[tuple[bytes, int]]:
+        """Write those whose identity is free; which they were, by uuid and revision."""
+        written: set[tuple[bytes, int]] = set()
+        for final, group in groupby(timers, key=lambda timer: timer.status.final):
+            columns = columns_of((*fixed(timer), *state(timer)) for timer in group)
+            if final:
+                [found] = await self._into_history(sql.PUT_FINAL, self._now(), *columns)
+            else:
+                [found] = await self._pool.write(sql.PUT, *columns)
+            written.update(zip(found["uuids"] or (), found["revisions"] or (), strict=True))
+        return written
+
+    async def _get(self, uuids: Sequence[bytes]) -> list[Timer]:
+        return [timer_of(row) for row in await self._pool.read(sql.GET, uuids)]
+
+    async def get(self, namespace: str, id: str) -> Timer | None:
+        found = await self._get([timer_uuid(namespace, id)])
+        return found[0] if found else None
+
+    async def swap(self, before: Timer, after: Timer | None) -> bool:
+        which = before.status.final, None if after is None else after.status.final
+        columns = () if after is None else (*fixed(after), *state(after))
+        [row] = await self._into_history(
+            sql.SWAPS[which],
+            *(self._now(), before.uuid, before.revision, before.namespace, before.status.value),
+            *columns,
+        )
+        return bool(row["swapped"])
+
+    async def find(self, query: Query) -> list[Timer]:
+        statement, arguments = find(query)
+        return [timer_of(row) for row in await self._pool.read(statement, *arguments)]
+
+    async def page(self, filter: Filter, limit: int, after: Place | None = None) -> Page:
+        statement, arguments = page(filter, limit, self._now(), after)
+        rows = await self._pool.read(statement, *arguments)
+        timers = [timer_of(row) for row in rows[:limit]]
+        if len(rows) <= limit:
+            return Page(timers, None)
+        last = rows[limit - 1]
+        return Page(timers, Place(filter.order, last[ORDERS[filter.order][0]], last["seq"]))
+
+    async def tally(self, namespace: str | None = None) -> dict[Status, int]:
+        rows = await self._pool.read(
+            "SELECT status, sum(timers)::bigint FROM tallies WHERE $1::text IS NULL OR namespace = $1 GROUP BY status",
+            namespace,
+        )
+        counts = {status: number for status, number in rows}
+        return {status: counts.get(status.value, 0) for status in Status}
+
+    # What owners do.
+
+    async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Standing:
+        [row] = await self._pool.write(sql.RENEW, owner_id, lease_ms, self._now(), about.serving, encode(about))
+        return Standing(
+            row["now"],
+            dict(zip(row["shards"] or (), row["versions"] or (), strict=True)),
+            frozenset(row["others"] or ()) | ({owner_id} if about.serving else set()),
+            frozenset(row["free"] or ()),
+            row["free_at"],
+        )
+
+    async def claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int) -> dict[int, int]:
+        rows = await self._pool.write(sql.CLAIM, owner_id, list(shards), lease_ms, self._now())
+        return {shard: version for shard, version in rows}
+
+    async def release(self, owner_id: bytes, shards: Collection[int]) -> None:
+        await self._pool.write(sql.RELEASE, owner_id, list(shards))
+
+    async def leave(self, owner_id: bytes) -> None:
+        await self._pool.write(sql.LEAVE, owner_id)
+
+    async def cluster(self) -> list[Instance]:
+        return [
+            Instance(owner_id=owner_id, about=_about(about), alive_until=until, shards=tuple(shards))
+            for owner_id, about, until, shards in await self._pool.read(sql.CLUSTER, self._now())
+        ]
+
+    def hint(self, hint: Hint) -> None:
+        self._hints.say(hint)
+
+    def on_hint(self, heard: Callable[[Hint], None]) -> None:
+        self._hints.heard = heard
+
+    async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
+        versions = [held.get(shard, NOT_HELD) for shard in range(self.shards)]
+        rows = await self._pool.write(sql.BEGIN, owner_id, versions, limit, self._now(), self._takeover_now)
+        now, found, still, next_at = (rows[0][name] for name in ("now", "found", "versions", "next_at"))
+        begun = [timer_of(row) for row in rows] if rows[0]["id"] is not None else []
+        refused = frozenset(shard for shard in held if still[shard] == NOT_HELD)
+        everything = found == len(begun) < min(limit, sql.BEGIN_MAX)
+        return Begun(begun, next_at if everything else now, refused)
+
+    async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
+        if not changes:
+            return []
+        uuids = [before.uuid for before, _ in changes]
+        first: dict[bytes, tuple[Any, ...]] = {}
+        for uuid, (before, after) in zip(uuids, changes, strict=True):
+            if uuid not in first:
+                status = before.status.value
+                first[uuid] = (uuid, before.revision, before.version, before.shard, status, *state(after))
+        [row] = await self._into_history(sql.RECORD, owner_id, self._now(), *columns_of(first.values()))
+        written = set(row["uuids"] or ())
+        recorded = []
+        for uuid in uuids:
+            recorded.append(uuid in written)
+            written.discard(uuid)
+        return recorded
+
+    # Upkeep.
+
+    async def purge(self, *, retention_ms: int, limit: int) -> int:
+        """Slices that are old as a whole are dropped; row by row goes what is kept for less time than the rest.
+
+        The timers that are kept longest wait for their slice, so they stay up to a quarter longer: that is what makes
+        dropping them free. A retention of less than a day is kept to the letter.
+        """
+        self._retention_ms = retention_ms
+        namespaces = await self.namespaces()
+        kept = {n.name: retention_ms if n.retention_ms is None else n.retention_ms for n in namespaces}
+        longest = max(kept.values())
+        now, purged = await self._pool.work(lambda connection: self._turn_slices(connection, longest))
+        for name, kept_ms in kept.items():
+            if kept_ms == longest and kept_ms >= DAY_MS:
+                continue
+            for status in (Status.COMPLETED, Status.FAILED, Status.CANCELED):
+                if purged < limit:
+                    [row] = await self._pool.write(sql.PURGE, name, status.value, now - kept_ms, limit - purged)
+                    purged += row["purged"]
+        return int(purged)
+
+    async def namespaces(self) -> list[Namespace]:
+        rows = await self._pool.read("SELECT definition FROM namespaces ORDER BY name")
+        return [_namespace(definition) for (definition,) in rows]
+
+    async def put_namespace(self, namespace: Namespace) -> Namespace | None:
+        statement = "INSERT INTO namespaces VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING name"
+        if await self._pool.write(statement, namespace.name, namespace.paused, encode(namespace)):
+            return None
+        [(definition,)] = await self._pool.read("SELECT definition FROM namespaces WHERE name = $1", namespace.name)
+        return _namespace(definition)
+
+    async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
+        statement = "UPDATE namespaces SET paused = $3, definition = $4 WHERE name = $1 AND definition = $2 RETURNING 1"
+        return bool(await self._pool.write(statement, before.name, encode(before), after.paused, encode(after)))
+
+    # The schema, and the slices of history.
+
+    async def _prepare(self, connection: Connection) -> None:
+        """Bring the schema up to date; of several instances that start together, one does it."""
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
+            await connection.execute("SET LOCAL statement_timeout = 0")
+            await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+            await connection.execute("CREATE TABLE IF NOT EXISTS meta (name text PRIMARY KEY, value int NOT NULL)")
+            meta = {name: value for name, value in await connection.fetch("SELECT name, value FROM meta")}
+            version = meta.get("schema", 0)
+            if version > len(MIGRATIONS):
+                raise SettingsError(
+                    f"DATABASE_URL: this database was written by a newer Duetime (schema {version}, this program "
+                    f"knows {len(MIGRATIONS)}): run that version or a later one"
+                )
+            for script in MIGRATIONS[version:]:
+                await connection.execute(script)
+            await self._set_meta(connection, "schema", len(MIGRATIONS))
+            shards = meta.get("shards")
+            if shards is None:
+                await self._set_meta(connection, "shards", self.shards)
+                await connection.execute(
+                    "INSERT INTO shards (shard) SELECT generate_series(0, $1::int - 1)", self.shards
+                )
+                now = await self._store_now(connection)
+                default = Namespace(name=DEFAULT_NAMESPACE, shards=self.shards, created_at=now)
+                await connection.execute(
+                    "INSERT INTO namespaces VALUES ($1, $2, $3)", default.name, default.paused, encode(default)
+                )
+            elif shards != self.shards:
+                raise SettingsError(
+                    f"DUETIME_SHARDS is {self.shards}, but this database was made with {shards}: the number of shards "
+                    f"is fixed, set it to {shards}"
+                )
+        await self._turn_slices(connection, self._retention_ms)
+
+    async def _set_meta(self, connection: Connection, name: str, value: int) -> None:
+        await connection.execute(
+            "INSERT INTO meta VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value", name, value
+        )
+
+    async def _store_now(self, connection: Connection) -> int:
+        now: int = await connection.fetchval(f"SELECT {sql.now('$1')}", self._now())
+        return now
+
+    async def _turn_slices(self, connection: Connection, retention_ms: int) -> tuple[int, int]:
+        """Make the slices that today and tomorrow need and drop the ones that are too old; the store's time, and how
+        many timers were dropped."""
+        dropped = 0
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", SLICE_LOCK)
+            await connection.execute("SET LOCAL lock_timeout = '1s'")
+            now = await self._store_now(connection)
+            slices = {starts: ends for starts, ends in await connection.fetch("SELECT starts_at, ends_at FROM slices")}
+            for at in (now, now + DAY_MS):
+                if not any(starts <= at < ends for starts, ends in slices.items()):
+                    starts_at = max([at // DAY_MS * DAY_MS, *(ends for ends in slices.values() if ends <= at)])
+                    ends_at = min([starts_at + slice_width_ms(retention_ms), *(s for s in slices if s > at)])
+                    for statement in slice_statements(starts_at, ends_at):
+                        await connection.execute(statement)
+                    slices[starts_at] = ends_at
+            for starts_at, ends_at in slices.items():
+                if ends_at <= now - retention_ms:
+                    await connection.execute(f"DROP TABLE history_{starts_at}")
+                    await connection.execute("DELETE FROM slices WHERE starts_at = $1", starts_at)
+                    counted = await connection.fetch("DELETE FROM tallies WHERE slice = $1 RETURNING timers", starts_at)
+                    dropped += sum(number for (number,) in counted)
+        return now, dropped
+
+    async def _into_history(self, statement: str, *arguments: object) -> list[Any]:
+        """A write that may need the slice of now. Upkeep makes slices a day ahead; this is for when it could not."""
+        try:
+            return await self._pool.write(statement, *arguments)
+        except Refused as refused:
+            if refused.code != NO_SLICE:
+                raise
+        await self._pool.work(lambda connection: self._turn_slices(connection, self._retention_ms))
+        return await self._pool.write(statement, *arguments)
+
+
+_namespace = msgspec.json.Decoder(Namespace).decode
+_about = msgspec.json.Decoder(About).decode

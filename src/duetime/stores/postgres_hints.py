@@ -1,0 +1,67 @@
+"""Hints between instances that share a PostgreSQL server, over its NOTIFY.
+
+At most one is on its way: what is said meanwhile becomes one hint. They travel on a connection and in transactions of
+their own, because the server commits transactions that notify one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+
+from duetime.errors import SettingsError, StoreError
+from duetime.store import Hint
+from duetime.stores.postgres_pool import AGAIN_SECONDS, PostgresPool
+
+CHANNEL = "duetime"
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Hint).decode
+
+
+class PostgresHints:
+    def __init__(self, pool: PostgresPool) -> None:
+        self.heard: Callable[[Hint], None] = lambda _: None
+        self._pool = pool
+        self._unsaid: Hint | None = None
+        self._woken = asyncio.Event()
+        self._gone = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def say(self, hint: Hint) -> None:
+        """Tell the others soon; while there is no connection nothing is said or heard, and nothing depends on it."""
+        self._unsaid = hint if self._unsaid is None else self._unsaid | hint
+        self._woken.set()
+
+    async def _run(self) -> None:
+        while True:
+            # What is wrong with the server shows in the statements that matter.
+            with contextlib.suppress(StoreError, SettingsError):
+                await self._talk()
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _talk(self) -> None:
+        self._gone = False
+        async with self._pool.channel(CHANNEL, lambda text: self.heard(_decode(text)), self._end) as say:
+            while not self._gone:
+                if self._unsaid is not None:
+                    hint, self._unsaid = self._unsaid, None
+                    await say(_encode(hint).decode())
+                self._woken.clear()
+                if self._unsaid is None:
+                    await self._woken.wait()
+
+    def _end(self) -> None:
+        self._gone = True
+        self._woken.set()

@@ -1,0 +1,127 @@
+"""The tables of the PostgreSQL store and how older ones are brought up to them: forward only, one step per entry.
+
+A live timer is a row of ``timers``, a final one a row of ``history``: so the table that is looked at for every firing
+stays as small as what is pending, and history is dropped a slice of time at a time instead of being vacuumed.
+
+- No index of ``timers`` has a column that begins and retries change, other than ``fire_at``: a begin is a HOT update,
+  which costs no index entry and is cleaned up without a vacuum. That is why ``status`` is in no index, not even as a
+  condition of one.
+- ``slices`` names the partitions of ``history``; a row belongs to the slice in which the store wrote it.
+- ``tallies`` holds exact counts, each spread over a few rows so that writers do not wait for one another.
+"""
+
+from __future__ import annotations
+
+from duetime.model import DAY_MS
+
+SCHEMA = "duetime"
+
+_COLUMNS = """
+        uuid           bytea NOT NULL,
+        namespace      text NOT NULL,
+        id             text NOT NULL,
+        shard          int NOT NULL,
+        definition     text NOT NULL,
+        timeout_ms     bigint NOT NULL,
+        fingerprint    text NOT NULL,
+        correlation_id text,
+        created_at     bigint NOT NULL,
+        updated_at     bigint NOT NULL,
+        revision       bigint NOT NULL,
+        firing         bigint NOT NULL,
+        execute_at     bigint NOT NULL,
+        fire_at        bigint NOT NULL,
+        status         text NOT NULL,
+        attempt        int NOT NULL,
+        failures       int NOT NULL,
+        lost           int NOT NULL,
+        last_error     text,
+        started_at     bigint,
+        executed_at    bigint,
+        deadline_at    bigint,
+        version        bigint NOT NULL,
+        attempts       text NOT NULL
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    f"""
+    CREATE TABLE shards (
+        shard       int PRIMARY KEY,
+        owner_id    bytea,
+        version     bigint NOT NULL DEFAULT 0,
+        lease_until bigint NOT NULL DEFAULT 0
+    ) WITH (fillfactor = 20);
+
+    CREATE TABLE instances (
+        owner_id    bytea PRIMARY KEY,
+        alive_until bigint NOT NULL,
+        serving     boolean NOT NULL,
+        about       bytea NOT NULL
+    );
+
+    CREATE TABLE namespaces (name text COLLATE "C" PRIMARY KEY, paused boolean NOT NULL, definition bytea NOT NULL);
+
+    CREATE SEQUENCE timer_seq;  -- the order of creation
+
+    CREATE TABLE timers (seq bigint NOT NULL, {_COLUMNS}) WITH (
+        fillfactor = 60,
+        autovacuum_vacuum_scale_factor = 0.02,
+        autovacuum_vacuum_threshold = 1000,
+        autovacuum_vacuum_cost_delay = 0
+    );
+    CREATE UNIQUE INDEX timers_uuid ON timers (uuid);
+    CREATE INDEX timers_due ON timers (fire_at, seq);
+    CREATE INDEX timers_seq ON timers (seq);
+    CREATE INDEX timers_namespace ON timers (namespace, seq);
+    CREATE INDEX timers_execute_at ON timers (execute_at, seq);
+    CREATE INDEX timers_correlation_id ON timers (correlation_id, seq) WHERE correlation_id IS NOT NULL;
+
+    CREATE TABLE history (seq bigint NOT NULL, ended_at bigint NOT NULL, {_COLUMNS}) PARTITION BY RANGE (ended_at);
+    CREATE INDEX history_uuid ON history (uuid);
+    CREATE INDEX history_final ON history (namespace, status, updated_at, seq);
+    CREATE INDEX history_seq ON history (seq);
+    CREATE INDEX history_namespace ON history (namespace, seq);
+    CREATE INDEX history_execute_at ON history (execute_at, seq);
+    CREATE INDEX history_correlation_id ON history (correlation_id, seq) WHERE correlation_id IS NOT NULL;
+
+    CREATE TABLE slices (starts_at bigint PRIMARY KEY, ends_at bigint NOT NULL);
+
+    CREATE TABLE tallies (
+        namespace text NOT NULL,
+        status    text NOT NULL,
+        slice     bigint NOT NULL,  -- of history; 0 for what is live
+        spread    int NOT NULL,
+        timers    bigint NOT NULL,
+        PRIMARY KEY (namespace, status, slice, spread)
+    ) WITH (fillfactor = 50);
+
+    -- An identity is taken by a live timer or by a final one. The unique index sees the first. This is asked about the
+    -- second after the insert, with a snapshot of its own: one of before would miss a timer that has just become final.
+    CREATE FUNCTION refuse_finished(uuids bytea[]) RETURNS void LANGUAGE plpgsql AS $$
+    BEGIN
+        IF EXISTS (SELECT FROM history WHERE uuid = ANY (uuids)) THEN
+            RAISE EXCEPTION 'finished' USING ERRCODE = 'DT001';
+        END IF;
+    END $$;
+    """,
+)
+
+SLICES_PER_RETENTION_MIN = 4
+_WIDTHS_MS = (28 * DAY_MS, 7 * DAY_MS, DAY_MS)
+
+
+def slice_width_ms(retention_ms: int) -> int:
+    """How much time a new slice of history holds: few slices, because a new timer's identity is looked up in each, yet
+    narrow beside the retention, because a slice goes only when all of it is old enough."""
+    return next((width for width in _WIDTHS_MS if width * SLICES_PER_RETENTION_MIN <= retention_ms), DAY_MS)
+
+
+def slice_statements(starts_at: int, ends_at: int) -> tuple[str, ...]:
+    """Make the partition first and attach it then: that does not stop those who read and write history meanwhile."""
+    name = f"history_{starts_at}"
+    return (
+        f"CREATE TABLE {name} (LIKE history INCLUDING ALL)",
+        f"ALTER TABLE {name} SET (autovacuum_vacuum_insert_scale_factor = 0.2)",
+        f"ALTER TABLE history ATTACH PARTITION {name} FOR VALUES FROM ({starts_at}) TO ({ends_at})",
+        f"INSERT INTO slices VALUES ({starts_at}, {ends_at})",
+    )

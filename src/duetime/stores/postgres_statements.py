@@ -1,0 +1,283 @@
+"""Every statement of the PostgreSQL store that changes timers or shards: each is one transaction.
+
+The fence is the share lock. ``SELECT … FOR SHARE`` on the shards' rows, in a CTE of its own, waits for a claim that is
+under way, judges owner and version by what it left, and keeps the next claim out until this statement is committed. A
+condition without the lock, or with a weaker one, reads the owner of a moment ago and lets a stale one write.
+
+Rows are locked in the order of their keys and counts last, so no two statements wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from duetime.lifecycle import ATTEMPT_GRACE_MS
+from duetime.stores.postgres_rows import FIXED, STATE, TIMER, unnest
+
+BEGIN_MAX = 1_000
+BEGIN_BYTES_MAX = 1 << 20
+"""An answer that fits the buffers between server and client is sent whole even when the client has been stopped. A
+larger one would keep its statement open, and the share lock with it, until the client goes on."""
+SPREAD = 8
+"""Over how many rows each count is spread, so that concurrent writers seldom wait for one another."""
+
+LIVE = "('pending', 'executing')"
+
+
+def now(parameter: str) -> str:
+    """The store's clock in milliseconds, unless the caller brings a clock of its own, which a virtual one is."""
+    return f"coalesce({parameter}::bigint, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)"
+
+
+def _columns(*columns: dict[str, str], of: str = "") -> str:
+    return ", ".join(f"{of}{name}" for group in columns for name in group)
+
+
+_SLICE = "(SELECT starts_at FROM slices WHERE starts_at <= {at} AND {at} < ends_at)"
+_SLICE_NOW = _SLICE.format(at="(SELECT now FROM clock)")
+
+
+def _counted(changes: str) -> str:
+    """A CTE that adds ``changes`` (namespace, status, slice, change) to the counts."""
+    return f"""
+        counted AS (
+            INSERT INTO tallies
+            SELECT namespace, status, slice, pg_backend_pid() % {SPREAD}, sum(change) FROM ({changes}) AS changes
+            GROUP BY namespace, status, slice HAVING sum(change) <> 0 ORDER BY namespace, status, slice
+            ON CONFLICT (namespace, status, slice, spread) DO UPDATE SET timers = tallies.timers + excluded.timers
+        )"""
+
+
+# $1…: one array per column. Returns what was written; raises DT001 when one of them was final already.
+PUT = f"""
+    WITH written AS (
+        INSERT INTO timers (seq, {_columns(FIXED, STATE)})
+        SELECT * FROM (SELECT nextval('timer_seq') AS seq, batch.* FROM {unnest(FIXED | STATE, 1)}) AS numbered
+        ORDER BY uuid, seq
+        ON CONFLICT (uuid) DO NOTHING
+        RETURNING uuid, revision, namespace, status
+    ), {_counted("SELECT namespace, status, 0 AS slice, 1 AS change FROM written")}
+    SELECT array_agg(uuid) AS uuids, array_agg(revision) AS revisions, refuse_finished(array_agg(uuid)) FROM written
+"""
+
+# The same for timers that are final from the start, which imports and tests have. $1: now.
+PUT_FINAL = f"""
+    WITH clock AS MATERIALIZED (SELECT {now("$1")} AS now),
+    written AS (
+        INSERT INTO history (seq, ended_at, {_columns(FIXED, STATE)})
+        SELECT nextval('timer_seq'), (SELECT now FROM clock), batch.* FROM {unnest(FIXED | STATE, 2)}
+        WHERE NOT EXISTS (SELECT FROM timers WHERE timers.uuid = batch.uuid)
+        AND NOT EXISTS (SELECT FROM history WHERE history.uuid = batch.uuid)
+        RETURNING uuid, revision, namespace, status
+    ), {_counted(f"SELECT namespace, status, {_SLICE_NOW} AS slice, 1 AS change FROM written")}
+    SELECT array_agg(uuid) AS uuids, array_agg(revision) AS revisions FROM written
+"""
+
+GET = f"SELECT {TIMER} FROM timers WHERE uuid = ANY ($1) UNION ALL SELECT {TIMER} FROM history WHERE uuid = ANY ($1)"
+
+
+def swap(*, was_final: bool, becomes_final: bool | None) -> str:
+    """$1: now, $2: uuid, $3: revision, $4: namespace, $5: status before, $6…: the columns of what takes its place."""
+    source, destination = ("history" if final else "timers" for final in (was_final, becomes_final))
+    slice_before = _SLICE.format(at="(SELECT ended_at FROM gone)") if was_final else "0"
+    changes = f"SELECT $4::text AS namespace, $5::text AS status, {slice_before} AS slice, -1 AS change FROM gone"
+    put = ""
+    if becomes_final is not None:
+        values = ", ".join(f"${n}::{kind}" for n, kind in enumerate((FIXED | STATE).values(), 6))
+        seq = ("seq", "ended_at") if becomes_final else ("seq",)
+        at = ", (SELECT now FROM clock)" if becomes_final else ""
+        put = f"""
+            put AS (
+                INSERT INTO {destination} ({", ".join(seq)}, {_columns(FIXED, STATE)})
+                SELECT seq{at}, {values} FROM gone RETURNING namespace, status
+            ),"""
+        changes += f" UNION ALL SELECT namespace, status, {_SLICE_NOW if becomes_final else '0'}, 1 FROM put"
+    return f"""
+        WITH clock AS MATERIALIZED (SELECT {now("$1")} AS now),
+        gone AS (DELETE FROM {source} WHERE uuid = $2 AND revision = $3 RETURNING *),
+        {put} {_counted(changes)}
+        SELECT count(*) = 1 AS swapped FROM gone
+    """
+
+
+SWAPS = {
+    (was, becomes): swap(was_final=was, becomes_final=becomes)
+    for was in (False, True)
+    for becomes in (False, True, None)
+}
+
+# $1: owner, $2: held version of each shard or -1, $3: limit, $4: now, $5: whether lost attempts wait for no deadline.
+BEGIN = f"""
+    WITH clock AS MATERIALIZED (SELECT {now("$4")} AS now),
+    held AS MATERIALIZED (
+        SELECT array_agg(CASE WHEN owner_id = $1 AND version = ($2::bigint[])[shard + 1] THEN version ELSE -1 END
+                         ORDER BY shard) AS versions
+        FROM shards
+    ),
+    oldest AS MATERIALIZED (
+        SELECT * FROM (
+            SELECT uuid, shard, revision, status, fire_at, seq, octet_length(definition) AS bytes FROM timers
+            WHERE fire_at <= (SELECT now FROM clock)
+            AND (SELECT versions FROM held)[shard + 1] >= 0
+            AND (status = 'pending' OR version <> (SELECT versions FROM held)[shard + 1]
+                 AND (deadline_at <= (SELECT now FROM clock) OR $5))
+            AND namespace <> ALL (ARRAY(SELECT name FROM namespaces WHERE paused))
+            ORDER BY fire_at, seq LIMIT {BEGIN_MAX}
+        ) AS reachable LIMIT $3
+    ),
+    due AS MATERIALIZED (
+        SELECT * FROM (
+            SELECT *, sum(bytes) OVER (ORDER BY fire_at, seq ROWS UNBOUNDED PRECEDING) - bytes AS bytes_before
+            FROM oldest
+        ) AS counted WHERE bytes_before < {BEGIN_BYTES_MAX}
+    ),
+    fence AS MATERIALIZED (
+        SELECT shard, version FROM shards
+        WHERE shard = ANY (ARRAY(SELECT DISTINCT shard FROM due))
+        AND owner_id = $1 AND version = ($2::bigint[])[shard + 1]
+        ORDER BY shard FOR SHARE
+    ),
+    begun AS (
+        UPDATE timers SET
+            status = 'executing',
+            attempt = timers.attempt + 1,
+            lost = timers.lost + (timers.status = 'executing')::int,
+            started_at = coalesce(timers.started_at, clock.now),
+            deadline_at = clock.now + timers.timeout_ms + {ATTEMPT_GRACE_MS},
+            version = fence.version,
+            updated_at = clock.now,
+            revision = timers.revision + 1
+        FROM clock, due JOIN fence ON fence.shard = due.shard
+        WHERE timers.uuid = due.uuid AND timers.revision = due.revision
+        RETURNING {", ".join(f"timers.{name}" for name in TIMER.split(", "))}, timers.seq, due.status AS status_before
+    ), {
+    _counted('''
+        SELECT namespace, status_before AS status, 0 AS slice, -1 AS change FROM begun
+        UNION ALL SELECT namespace, 'executing', 0, 1 FROM begun
+    ''')
+}
+    SELECT begun.*, clock.now, held.versions, (SELECT count(*) FROM oldest) AS found, least(
+        (SELECT fire_at FROM timers
+         WHERE fire_at > clock.now AND held.versions[shard + 1] >= 0
+         AND namespace <> ALL (ARRAY(SELECT name FROM namespaces WHERE paused))
+         ORDER BY fire_at LIMIT 1),
+        (SELECT min(deadline_at) FROM timers
+         WHERE fire_at <= clock.now AND status = 'executing' AND deadline_at > clock.now
+         AND held.versions[shard + 1] >= 0 AND version <> held.versions[shard + 1] AND NOT $5
+         AND namespace <> ALL (ARRAY(SELECT name FROM namespaces WHERE paused)))
+    ) AS next_at
+    FROM clock, held LEFT JOIN begun ON true
+    ORDER BY begun.fire_at, begun.seq
+"""
+
+_CHANGE = {"key": "bytea", "was": "bigint", "fenced_by": "bigint", "in_shard": "int", "status_before": "text", **STATE}
+
+# $1: owner, $2: now, $3…: the columns of _CHANGE. Returns the keys of what was written.
+RECORD = f"""
+    WITH clock AS MATERIALIZED (SELECT {now("$2")} AS now),
+    change AS MATERIALIZED (SELECT * FROM {unnest(_CHANGE, 3)}),
+    fence AS MATERIALIZED (
+        SELECT shard, version FROM shards
+        WHERE shard = ANY (ARRAY(SELECT DISTINCT in_shard FROM change)) AND owner_id = $1
+        ORDER BY shard FOR SHARE
+    ),
+    ours AS MATERIALIZED (
+        SELECT change.* FROM change JOIN fence ON fence.shard = in_shard AND fence.version = fenced_by
+    ),
+    ended AS (
+        DELETE FROM timers USING ours
+        WHERE timers.uuid = key AND timers.revision = was AND ours.status NOT IN {LIVE}
+        RETURNING timers.seq, {_columns(FIXED, of="timers.")}, {_columns(STATE, of="ours.")}, status_before
+    ),
+    kept AS (
+        INSERT INTO history (seq, ended_at, {_columns(FIXED, STATE)})
+        SELECT seq, (SELECT now FROM clock), {_columns(FIXED, STATE)} FROM ended
+    ),
+    moved AS (
+        UPDATE timers SET {", ".join(f"{name} = ours.{name}" for name in STATE)} FROM ours
+        WHERE timers.uuid = key AND timers.revision = was AND ours.status IN {LIVE}
+        RETURNING timers.uuid, timers.namespace, timers.status, status_before
+    ), {
+    _counted(f'''
+        SELECT namespace, status_before AS status, 0 AS slice, -1 AS change FROM ended
+        UNION ALL SELECT namespace, status, {_SLICE_NOW}, 1 FROM ended
+        UNION ALL SELECT namespace, status_before, 0, -1 FROM moved
+        UNION ALL SELECT namespace, status, 0, 1 FROM moved
+    ''')
+}
+    SELECT array_agg(uuid) AS uuids FROM (SELECT uuid FROM ended UNION ALL SELECT uuid FROM moved) AS written
+"""
+
+# $1: owner, $2: lease, $3: now, $4: whether it is serving, $5: about. Returns one row.
+RENEW = f"""
+    WITH clock AS MATERIALIZED (SELECT {now("$3")} AS now),
+    gone AS (DELETE FROM instances WHERE alive_until <= (SELECT now FROM clock) AND owner_id <> $1),
+    alive AS (
+        INSERT INTO instances SELECT $1, now + $2, $4, $5 FROM clock
+        ON CONFLICT (owner_id) DO UPDATE
+        SET alive_until = excluded.alive_until, serving = excluded.serving, about = excluded.about
+    ),
+    mine AS MATERIALIZED (SELECT shard FROM shards WHERE owner_id = $1 ORDER BY shard FOR NO KEY UPDATE),
+    renewed AS (
+        UPDATE shards SET lease_until = (SELECT now FROM clock) + $2 FROM mine WHERE shards.shard = mine.shard
+        RETURNING shards.shard, version
+    )
+    SELECT now,
+        (SELECT array_agg(shard) FROM renewed) AS shards,
+        (SELECT array_agg(version) FROM renewed) AS versions,
+        (SELECT array_agg(owner_id) FROM instances WHERE alive_until > now AND serving AND owner_id <> $1) AS others,
+        (SELECT array_agg(shard) FROM shards WHERE lease_until <= now AND owner_id IS DISTINCT FROM $1) AS free,
+        (SELECT min(lease_until) FROM shards WHERE lease_until > now AND owner_id <> $1) AS free_at
+    FROM clock
+"""
+
+# $1: owner, $2: shards, $3: lease, $4: now.
+CLAIM = f"""
+    WITH clock AS MATERIALIZED (SELECT {now("$4")} AS now),
+    free AS MATERIALIZED (
+        SELECT shard FROM shards
+        WHERE shard = ANY ($2) AND (lease_until <= (SELECT now FROM clock) OR owner_id = $1)
+        ORDER BY shard FOR NO KEY UPDATE
+    )
+    UPDATE shards SET owner_id = $1, version = version + 1, lease_until = (SELECT now FROM clock) + $3
+    FROM free WHERE shards.shard = free.shard
+    RETURNING shards.shard, version
+"""
+
+# $1: owner, $2: shards.
+RELEASE = """
+    WITH mine AS MATERIALIZED (
+        SELECT shard FROM shards WHERE shard = ANY ($2) AND owner_id = $1 ORDER BY shard FOR NO KEY UPDATE
+    )
+    UPDATE shards SET owner_id = NULL, lease_until = 0 FROM mine WHERE shards.shard = mine.shard
+"""
+
+# $1: owner.
+LEAVE = """
+    WITH mine AS MATERIALIZED (SELECT shard FROM shards WHERE owner_id = $1 ORDER BY shard FOR NO KEY UPDATE),
+    freed AS (UPDATE shards SET owner_id = NULL, lease_until = 0 FROM mine WHERE shards.shard = mine.shard)
+    DELETE FROM instances WHERE owner_id = $1
+"""
+
+# $1: now.
+CLUSTER = f"""
+    SELECT owner_id, about, alive_until,
+        ARRAY(SELECT shard FROM shards WHERE shards.owner_id = instances.owner_id ORDER BY shard) AS shards
+    FROM instances WHERE alive_until > {now("$1")} ORDER BY owner_id
+"""
+
+# $1: namespace, $2: status, $3: changed before, $4: limit. Another instance's purge takes the ones behind.
+PURGE = f"""
+    WITH old AS MATERIALIZED (
+        SELECT uuid, ended_at FROM history WHERE namespace = $1 AND status = $2 AND updated_at < $3
+        ORDER BY updated_at LIMIT $4 FOR UPDATE SKIP LOCKED
+    ),
+    gone AS (
+        DELETE FROM history USING old WHERE history.uuid = old.uuid AND history.ended_at = old.ended_at
+        RETURNING history.ended_at
+    ), {
+    _counted(f'''
+        SELECT $1::text AS namespace, $2::text AS status, {_SLICE.format(at="ended_at")} AS slice, -1 AS change
+        FROM gone
+    ''')
+}
+    SELECT count(*) AS purged FROM gone
+"""

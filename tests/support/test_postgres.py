@@ -1,0 +1,120 @@
+"""The PostgreSQL of the tests: what it is told to survive it survives, and nothing is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import psutil
+import pytest
+
+from tests.postgres import Postgres
+from tests.servers import NotStarted, until
+
+
+@pytest.fixture(params=["postgres15", "postgres18"])
+def server(request: pytest.FixtureRequest) -> Postgres:
+    server: Postgres = request.getfixturevalue(request.param)
+    return server
+
+
+@pytest.fixture
+def url(server: Postgres) -> Iterator[str]:
+    url = server.fresh()
+    yield url
+    server.give_back(url)
+
+
+def test_it_is_the_version_that_was_asked_for_and_syncs(server: Postgres, request: pytest.FixtureRequest) -> None:
+    assert server.sql("SHOW server_version").split(".")[0] in request.node.name
+    assert server.sql("SHOW fsync") == "on"
+
+
+def test_each_fresh_database_is_empty(server: Postgres) -> None:
+    first, second = server.fresh(), server.fresh()
+    assert first != second
+    server.sql("CREATE TABLE t (n int); CREATE SCHEMA s CREATE TABLE t (n int)", first)
+
+    async def while_connected() -> str:
+        left_open = await asyncpg.connect(first)
+        server.give_back(first)
+        again = server.fresh()
+        with pytest.raises(asyncpg.PostgresError):
+            await left_open.execute("SELECT 1")
+        return again
+
+    assert asyncio.run(while_connected()) == first
+    assert server.sql("SELECT count(*) FROM pg_class WHERE relname = 't'", first) == "0"
+    server.sql("CREATE TABLE t (n int)", first)
+    server.give_back(first)
+    server.give_back(second)
+
+
+@pytest.mark.parametrize("end", ["fast", "immediate", "kill"])
+def test_what_was_committed_is_there_after_a_restart(server: Postgres, url: str, end: str) -> None:
+    server.sql("CREATE TABLE t (n int)", url)
+    server.sql("INSERT INTO t VALUES (7)", url)
+    if end == "kill":
+        server.kill()
+    else:
+        server.stop(end)
+    with pytest.raises(AssertionError, match="refused"):
+        server.sql("SELECT 1", url)
+    server.start()
+    assert server.sql("SELECT n FROM t", url) == "7"
+    assert ("was not properly shut down" in server.log) == (end != "fast")
+
+
+def test_a_paused_server_answers_nobody_until_it_is_resumed(server: Postgres, url: str) -> None:
+    async def ask() -> None:
+        connected = await asyncpg.connect(url)
+        server.pause()
+        try:
+            old = asyncio.create_task(connected.fetchval("SELECT 1"))
+            new = asyncio.create_task(asyncpg.connect(url))
+            answered, _ = await asyncio.wait([old, new], timeout=0.2)
+        finally:
+            server.resume()
+        assert not answered
+        assert await old == 1
+        await (await new).close()
+        await connected.close()
+
+    asyncio.run(ask())
+
+
+def test_a_server_that_does_not_start_shows_why(postgres18: Postgres) -> None:
+    postgres18.stop()
+    taken = socket.create_server(("127.0.0.1", postgres18.port))
+    with taken, pytest.raises(NotStarted, match="Address already in use"):
+        postgres18.start()
+    postgres18.start()
+
+
+def test_nothing_is_left_when_the_tests_are_killed() -> None:
+    code = (
+        "from tests.postgres import Postgres; server = Postgres(18); "
+        "print(server.process.pid, server.directory, flush=True); server.pause(); input()"
+    )
+    tests = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with tests:
+        assert tests.stdout is not None
+        pid, directory = tests.stdout.readline().split()
+        assert psutil.pid_exists(int(pid))
+        os.kill(tests.pid, signal.SIGKILL)
+    until("the directory is gone", lambda: not Path(directory).exists())
+    until("the server is gone", lambda: not psutil.pid_exists(int(pid)) or _is_dead(int(pid)))
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
