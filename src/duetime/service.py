@@ -10,10 +10,9 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from random import getrandbits
-from typing import TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -48,8 +47,6 @@ IDS_AT_ONCE = 256
 ROTATION_MS = DAY_MS
 """How long the secret before the newest one still signs."""
 SECRETS_MAX = 10
-
-Shown = TypeVar("Shown")
 
 
 class NewTimer(Struct, frozen=True, kw_only=True):
@@ -113,45 +110,35 @@ class Service:
         self._nudge(timer.fire_at)
         return timer, True
 
-    async def create_many(
-        self, news: Sequence[NewTimer], show: Callable[[Timer], Shown]
-    ) -> list[tuple[Shown, bool] | DuetimeError]:
-        """``create`` for each, in one durable write; one that can't be made does not stop the others.
-
-        ``show`` makes of a timer what the caller wants to have of it. It is called while the store writes, because what
-        a new timer looks like is known before it is on disk; nothing is returned until it is.
-        """
-        made = await self._made_many(news)
-        timers = [timer for timer in made if isinstance(timer, Timer)]
-        writing = asyncio.ensure_future(self._store.put_many(timers))
-        await asyncio.sleep(0)  # the store is given its work before this thread goes on with its own
-        shown = [timer if isinstance(timer, DuetimeError) else (show(timer), True) for timer in made]
-        taken = iter(await writing)
-        for place, timer in enumerate(made):
-            if isinstance(timer, Timer) and (there := next(taken)) is not None:
+    async def create_many(self, news: Sequence[NewTimer]) -> list[tuple[Timer, bool] | DuetimeError]:
+        """``create`` for each, in one durable write; one that can't be made does not stop the others."""
+        targets = [new.definition.target for new in news]
+        places = [self._deliverers[type(target)].destination(target) for target in targets]
+        refused = await self._refused_targets(dict(zip(places, targets, strict=True)))
+        answers: list[tuple[Timer, bool] | DuetimeError] = []
+        for new, place in zip(news, places, strict=True):
+            try:
+                if place in refused:
+                    raise refused[place]
+                answers.append((await self._made(new), True))
+            except DuetimeError as error:
+                answers.append(error)
+        timers = [answer[0] for answer in answers if isinstance(answer, tuple)]
+        taken = iter(await self._store.put_many(timers))
+        for n, answer in enumerate(answers):
+            if isinstance(answer, tuple) and (there := next(taken)) is not None:
                 try:
-                    shown[place] = show(_repeat(there, timer.fingerprint)), False
+                    answers[n] = _repeat(there, answer[0].fingerprint), False
                 except TimerConflict as error:
-                    shown[place] = error
+                    answers[n] = error
         if timers:
             self._nudge(min(timer.fire_at for timer in timers))
-        return shown
+        return answers
 
-    async def _made_many(self, news: Sequence[NewTimer]) -> list[Timer | DuetimeError]:
-        """The timers, not written yet. Each destination is asked about once, all at the same time."""
-        places = [self._deliverers[type(new.definition.target)].destination(new.definition.target) for new in news]
-        targets = {place: new.definition.target for place, new in zip(places, news, strict=True)}
-        checks = await asyncio.gather(*map(self.check_target, targets.values()), return_exceptions=True)
-        closed = {place: check for place, check in zip(targets, checks, strict=True) if isinstance(check, DuetimeError)}
-        made: list[Timer | DuetimeError] = []
-        for place, new in zip(places, news, strict=True):
-            try:
-                if place in closed:
-                    raise closed[place]
-                made.append(await self._made(new))
-            except DuetimeError as error:
-                made.append(error)
-        return made
+    async def _refused_targets(self, places: Mapping[str, Target]) -> dict[str, DuetimeError]:
+        """Which destinations are closed; each is asked about once, all at the same time."""
+        checks = await asyncio.gather(*map(self.check_target, places.values()), return_exceptions=True)
+        return {place: check for place, check in zip(places, checks, strict=True) if isinstance(check, DuetimeError)}
 
     async def upsert(self, new: NewTimer) -> Timer:
         """Write a timer, in the place of the one with its identity if there is one that is not executing."""

@@ -25,6 +25,7 @@ from duetime.client.errors import DuetimeClientError, Failure, InvalidRequest, U
 from duetime.client.values import (
     Attempt,
     Changes,
+    Cluster,
     Health,
     Namespace,
     NewSecret,
@@ -224,6 +225,11 @@ def delete_secret(name: str, id: str) -> Call[None]:
     """Stop signing with a secret."""
     path = f"{BASE}{_named(name)}/secrets/{_quoted(id)}"
     return Call(method="DELETE", path=path, read=_nothing, gone_is_done=True)
+
+
+def cluster() -> Call[Cluster]:
+    """Which instances share the store, and who owns what."""
+    return _call("GET", "/cluster", Cluster)
 
 
 def health() -> Call[Health]:

@@ -259,6 +259,7 @@ class Operations:
     resume = operation(calls.resume)
     add_secret = operation(calls.add_secret)
     delete_secret = operation(calls.delete_secret)
+    cluster = operation(calls.cluster)
     health = operation(calls.health)
 
 

@@ -131,6 +131,27 @@ class Namespaces(Struct, frozen=True):
     namespaces: list[Namespace]
 
 
+class Instance(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A process that takes part."""
+
+    id: str
+    name: str  # its machine and process
+    version: str  # of the program
+    started_at: datetime
+    alive_until: datetime
+    serving: bool  # False while its clock is too far off the store's
+    clock_offset: str
+    shards: list[int]  # whose timers it fires
+
+
+class Cluster(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The instances that share the store, and who owns what."""
+
+    instances: list[Instance]
+    shards: int  # how many there are
+    unowned: list[int]
+
+
 class NewSecret(Struct, frozen=True, kw_only=True, rename="camel"):
     """A signing secret, shown this once."""
 

@@ -157,6 +157,13 @@ timer once it is finished, or, without a timer, how things stand now.""",
     watch.add_argument("--namespace", help="without a timer: only of this namespace")
 
     _add_namespaces(commands)
+    add(
+        "cluster",
+        "cluster:show",
+        "who takes part, and who owns which shard",
+        "The instances that share the store: what each owns, its version, and how far its clock is off the store's.",
+        "  duetime cluster",
+    )
 
 
 def _add_timer_options(parser: Parser, *, new: bool) -> None:

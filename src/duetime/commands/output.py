@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.client import Attempt, Namespace, Status, Timer
+from duetime.client import Attempt, Cluster, Namespace, Status, Timer
 from duetime.client.values import time_text, to_json
 from duetime.clock import SystemClock
 from duetime.model import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
@@ -219,6 +219,33 @@ def namespaces_table(namespaces: Iterable[Namespace]) -> list[str]:
         for namespace in namespaces
     ]
     return table(("NAMESPACE", "STATE", "SHARDS", "RETENTION", "SECRETS", "CREATED"), rows)
+
+
+def cluster_table(cluster: Cluster) -> list[str]:
+    rows = [
+        (
+            instance.name,
+            "serving" if instance.serving else "clock is off",
+            str(len(instance.shards)),
+            ranges(instance.shards),
+            instance.version,
+            instance.clock_offset,
+            relative(instance.started_at),
+        )
+        for instance in sorted(cluster.instances, key=lambda instance: instance.name)
+    ]
+    return table(("INSTANCE", "STATE", "OWNS", "SHARDS", "VERSION", "CLOCK", "STARTED"), rows)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as people write them: 0-3, 7."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][-1] == number - 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return ", ".join("-".join(map(str, ends)) for ends in found) or "none"
 
 
 def namespace_fields(namespace: Namespace) -> list[str]:

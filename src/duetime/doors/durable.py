@@ -234,7 +234,7 @@ class DurableDoor:
     async def batch(self, request: Request) -> Response:
         body = await request.body(self._batch_bytes_max)
         batch = wire.decode_parts(body, schema.BatchIn, _batch_decoder, key=b"timers")
-        results: list[bytes | None] = []
+        results: list[schema.BatchResult | None] = []
         news: list[NewTimer] = []
         for raw in batch.timers:
             try:
@@ -242,7 +242,7 @@ class DurableDoor:
                     raise PayloadTooLarge("timer", f"is larger than {self._request_bytes_max} bytes")
                 wanted = await self._wanted(_decode(bytes(raw), schema.CreateTimer))
                 if isinstance(wanted, Timer):
-                    results.append(_result(wanted))
+                    results.append(schema.BatchResult(200, timer=shown_timer(wanted)))
                 else:
                     news.append(wanted)
                     results.append(None)
@@ -250,15 +250,20 @@ class DurableDoor:
                 raise
             except DuetimeError as error:
                 results.append(self._refused(error))
-        answers = await self._service.create_many(news, _result)
+        answers = await self._service.create_many(news)
         self._telemetry.created("durable", sum(isinstance(answer, tuple) and answer[1] for answer in answers))
-        made = (answer[0] if isinstance(answer, tuple) else self._refused(answer) for answer in answers)
-        whole = [next(made) if result is None else result for result in results]
-        return Response(200, b'{"results":[%b]}' % b",".join(whole))  # a BatchOut, of parts that are encoded already
+        left = iter(answers)
+        whole = [self._result(next(left)) if result is None else result for result in results]
+        return Response(200, _encode(schema.BatchOut(whole)))
 
-    def _refused(self, error: DuetimeError) -> bytes:
+    def _result(self, answer: tuple[Timer, bool] | DuetimeError) -> schema.BatchResult:
+        if isinstance(answer, DuetimeError):
+            return self._refused(answer)
+        return schema.BatchResult(200, timer=shown_timer(answer[0]))
+
+    def _refused(self, error: DuetimeError) -> schema.BatchResult:
         status, failure = self._failure(error)
-        return _encode(schema.BatchResult(status, error=failure))
+        return schema.BatchResult(status, error=failure)
 
     async def get(self, request: Request) -> Response:
         return _ok(await self._service.get(*path_of(request)))
@@ -343,12 +348,12 @@ class DurableDoor:
         return Response(201 if fresh else 200, _encode(self._shown(namespace)))
 
     async def namespace(self, request: Request) -> Response:
-        return Response(200, _encode(self._shown(await self._service.namespace(await self._name(request)))))
+        return Response(200, _encode(self._shown(self._service.namespace(self._name(request)))))
 
     async def change_namespace(self, request: Request) -> Response:
-        name = await self._name(request)
+        name = self._name(request)
         asked = await self._read(request, schema.NamespaceChanges)
-        if asked.shards is not None and asked.shards != (await self._service.namespace(name)).shards:
+        if asked.shards is not None and asked.shards != self._service.namespace(name).shards:
             raise InvalidInput("shards", "are fixed when a namespace is made")
         retention_ms = None if asked.retention is None else retention_of(asked.retention)
 
@@ -362,21 +367,21 @@ class DurableDoor:
         return Response(200, _encode(self._shown(await self._service.change_namespace(name, changed))))
 
     async def add_secret(self, request: Request) -> Response:
-        secret = await self._service.add_secret(await self._name(request), new_secret())
+        secret = await self._service.add_secret(self._name(request), new_secret())
         shown = schema.NewSecret(secret.id, to_text(secret.key), format_time(secret.created_at))
         return Response(201, _encode(shown))
 
     async def delete_secret(self, request: Request) -> Response:
-        await self._service.delete_secret(await self._name(request), request.parameters[1])
+        await self._service.delete_secret(self._name(request), request.parameters[1])
         return Response(204, headers=())
 
     def _shown(self, namespace: Namespace) -> schema.Namespace:
         return shown_namespace(namespace, self._service.clock.now())
 
-    async def _name(self, request: Request) -> str:
+    def _name(self, request: Request) -> str:
         name = wire.check_namespace(request.parameters[0], "name")
         try:
-            await self._service.namespace(name)
+            self._service.namespace(name)
         except UnknownNamespace as error:
             raise _NoSuchNamespace(str(error)) from None
         return name
@@ -417,10 +422,6 @@ class DurableDoor:
 
 def _ok(timer: Timer) -> Response:
     return Response(200, _encode(shown_timer(timer)))
-
-
-def _result(timer: Timer) -> bytes:
-    return _encode(schema.BatchResult(200, timer=shown_timer(timer)))
 
 
 def _camel(name: str) -> str:

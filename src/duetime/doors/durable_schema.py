@@ -360,6 +360,27 @@ class Namespaces(Struct, rename="camel"):
     namespaces: list[Namespace]
 
 
+class Instance(Struct, rename="camel"):
+    """A process that takes part."""
+
+    id: str
+    name: Annotated[str, Meta(description="its machine and process", examples=["timers-1:4711"])]
+    version: Annotated[str, Meta(description="of the program")]
+    started_at: Shown
+    alive_until: Annotated[str, Meta(description="when it counts as gone, unless it says before that it lives")]
+    serving: Annotated[bool, Meta(description="false while its clock is too far off the store's")]
+    clock_offset: Annotated[str, Meta(description="how far its clock is surely off the store's", examples=["-1s200ms"])]
+    shards: Annotated[list[int], Meta(description="the shards whose timers it fires")]
+
+
+class Cluster(Struct, rename="camel"):
+    """The instances that share the store, and who owns what."""
+
+    instances: list[Instance]
+    shards: Annotated[int, Meta(description="how many there are")]
+    unowned: Annotated[list[int], Meta(description="shards that nobody owns now: their timers wait")]
+
+
 class NewSecret(Struct, rename="camel"):
     """A signing secret, shown this once."""
 

@@ -17,6 +17,7 @@ from duetime.store import Hint
 from duetime.stores.postgres_pool import AGAIN_SECONDS, PostgresPool
 
 CHANNEL = "duetime"
+CLOSE_SECONDS_MAX = 1.0
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Hint).decode
@@ -28,6 +29,8 @@ class PostgresHints:
         self._pool = pool
         self._unsaid: Hint | None = None
         self._woken = asyncio.Event()
+        self._silent = asyncio.Event()
+        self._silent.set()
         self._gone = False
         self._task: asyncio.Task[None] | None = None
 
@@ -35,13 +38,19 @@ class PostgresHints:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        """Send what has been said, if that can be done soon, and end."""
+        if self._task is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS_MAX):
+                await self._silent.wait()
+        self._task.cancel()
+        await asyncio.wait([self._task])
 
     def say(self, hint: Hint) -> None:
         """Tell the others soon; while there is no connection nothing is said or heard, and nothing depends on it."""
         self._unsaid = hint if self._unsaid is None else self._unsaid | hint
+        self._silent.clear()
         self._woken.set()
 
     async def _run(self) -> None:
@@ -60,6 +69,7 @@ class PostgresHints:
                     await say(_encode(hint).decode())
                 self._woken.clear()
                 if self._unsaid is None:
+                    self._silent.set()
                     await self._woken.wait()
 
     def _end(self) -> None:
