@@ -354,7 +354,7 @@ class Service:
 
 
 def _random_ids() -> Iterator[str]:
-    """Random UUIDs (version 4). Asking the system for 16 bytes costs more than an id, so it is asked for many at once."""
+    """Random UUIDs (version 4). Asking the system for 16 bytes costs more than the rest of it: it is asked for many."""
     while True:
         drawn = os.urandom(16 * IDS_AT_ONCE)
         for start in range(0, len(drawn), 16):

@@ -14,6 +14,7 @@ import uvloop
 from duetime.store import Store
 from tests.clocks import ManualClock
 from tests.contract.stores import STORES, Contender
+from tests.postgres import Postgres
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +73,17 @@ def reopened(contender: Contender, place: Path | str, clock: ManualClock) -> Cal
         return await contender.opened(place, clock)
 
     return reopen
+
+
+@pytest.fixture(params=["postgres15", "postgres18"])
+def server(request: pytest.FixtureRequest) -> Postgres:
+    """Each PostgreSQL, for what only PostgreSQL promises."""
+    server: Postgres = request.getfixturevalue(request.param)
+    return server
+
+
+@pytest.fixture
+def database(server: Postgres) -> Iterator[str]:
+    """The URL of an empty database."""
+    yield (url := server.fresh())
+    server.give_back(url)

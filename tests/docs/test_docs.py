@@ -82,15 +82,14 @@ def test_the_example_of_the_readme_works_when_pasted(tmp_path: Path) -> None:
     """As written, but for the ports and the time, which a test can't take for granted: the door wants five seconds."""
     example = re.search(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert example is not None
-    with Duetime(tmp_path, bare=True) as service:
-        with socket.socket() as held:  # until the receiver has it: others could be given it meanwhile
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("127.0.0.1", 0))
-            text = example[1].replace("8080", str(held.getsockname()[1])).replace("seconds=6", "seconds=9")
-            text = text.replace("localhost:3000", f"localhost:{service.port}")
-            text = text.replace("/tmp/", f"{service.directory}/")
-            ran = subprocess.run(
-                ["bash", "-c", text], cwd=service.directory, capture_output=True, text=True, timeout=60, check=False
-            )
+    with Duetime(tmp_path, bare=True) as service, socket.socket() as held:
+        # The receiver's port is held until it has it: others could be given it meanwhile.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        text = example[1].replace("8080", str(held.getsockname()[1])).replace("seconds=6", "seconds=9")
+        text = text.replace("localhost:3000", f"localhost:{service.port}").replace("/tmp/", f"{service.directory}/")
+        ran = subprocess.run(
+            ["bash", "-c", text], cwd=service.directory, capture_output=True, text=True, timeout=60, check=False
+        )
     assert '"timer created successfully"' in ran.stdout, ran.stderr
     assert 'called back: {"hello": "in six seconds"}' in ran.stdout

@@ -15,8 +15,8 @@ from tests.servers import KEY, Receiver
 
 REQUEST_BYTES_MAX = 256 * 1024
 BATCH_BYTES_MAX = 16 * 1024 * 1024
-SINGLES_MAX = 200
-"""How many single creates a batch of a thousand may cost as much as; it is about 60 where a sync takes 1 ms."""
+SINGLES_MAX = 120
+"""How many single creates a batch of a thousand may cost as much as; it is about 40 where a single one takes 1.2 ms."""
 
 
 @pytest.fixture(scope="module")

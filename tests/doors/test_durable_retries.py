@@ -50,7 +50,10 @@ class TestSpacing:
             ({"maxRetries": 8}, [30, 60, 120, 240, 480, 600, 600, 600]),
             ({"maxRetries": 0}, []),
             ({"maxRetries": 1, "initialInterval": "90s"}, [90]),
-            ({"initialInterval": "20s", "backoffMultiplier": 3, "maxInterval": "90s", "maxRetries": 4}, [20, 60, 90, 90]),
+            (
+                {"initialInterval": "20s", "backoffMultiplier": 3, "maxInterval": "90s", "maxRetries": 4},
+                [20, 60, 90, 90],
+            ),
             ({"initialInterval": "20s", "backoffMultiplier": 1}, [20, 20, 20]),
             ({"initialInterval": "30s", "backoffMultiplier": 1.5}, [30, 45, 67.5]),
             ({"initialInterval": "20m"}, [600, 600, 600]),

@@ -408,6 +408,7 @@ def test_the_commands_of_the_page_are_understood(alone: Callable[..., Duetime], 
         body = next((value for option, value in options if option == "-d"), None)
         if body is not None:
             body = body.replace("https://example.com/hooks/timer", receiver.url("/documented"))
+            body = body.replace("2030-", "2999-")  # the year of the examples will have passed one day
             assert "example.com" not in body
         sent = None if body is None else body.encode()
         answer = service.request(method, url.removeprefix("$DUETIME"), body=sent, headers=headers)

@@ -258,8 +258,8 @@ class TestOperations:
         # The first write to a damaged file ends the service, so its engine must rest while it is looked at.
         resting = {"TIMER_POLLING_INTERVAL": "60000", "DUETIME_LEASE_TTL": "5m"}
         with Duetime(tmp_path / "run", **resting) as service:
-            looked = b"duetime_begin_seconds_count 1.0"
-            until("the engine has looked", lambda: looked in service.request("GET", "/metrics").body)
+            yet = b"duetime_begin_seconds_count 0.0"
+            until("the engine has looked", lambda: yet not in service.request("GET", "/metrics").body)
             for name in ("duetime.db", "duetime.db-wal"):
                 with open(tmp_path / "run" / name, "r+b") as file:
                     file.write(b"\xff" * os.fstat(file.fileno()).st_size)

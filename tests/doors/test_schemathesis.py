@@ -75,7 +75,12 @@ def test_the_service_keeps_to_its_document(tmp_path: Path) -> None:
             ],
             cwd=tmp_path,
             # The order of a set must not make it another run.
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0", "RECEIVER": receiver.url("/")},
+            env={
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(ROOT),
+                "PYTHONHASHSEED": "0",
+                "RECEIVER": receiver.url("/"),
+            },
             capture_output=True,
             text=True,
             timeout=SECONDS_MAX,

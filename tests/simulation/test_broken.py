@@ -118,5 +118,5 @@ def test_a_broken_rule_is_caught(
     broken(monkeypatch)
     caplog.set_level(logging.CRITICAL)
     with pytest.raises(AssertionError):
-        for seed in range(30):
+        for seed in range(200):  # some are seen in few histories, and which those are changes with the engine
             History(seed, level=seed % 3).run()

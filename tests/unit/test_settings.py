@@ -144,7 +144,24 @@ def test_a_bad_value_is_one_line_with_what_is_accepted(name: str, text: str, acc
 @pytest.mark.parametrize("scheme", ["mysql", "mongodb", "cassandra", "dynamodb"])
 def test_a_store_to_come_says_so_and_keeps_the_password_to_itself(scheme: str, tmp_path: Path) -> None:
     line = refusal(tmp_path, DATABASE_URL=f"{scheme}://me:hunter2@db/x")
-    assert line == f"DATABASE_URL: {scheme} is not supported yet; use sqlite:///path"
+    assert line == f"DATABASE_URL: {scheme} is not supported yet; use sqlite:///path or postgresql://user@host/database"
+
+
+def test_a_server_store_takes_many_processes_and_is_shown_without_its_password(tmp_path: Path) -> None:
+    url = "postgresql://me:hunter2@db.example:5433/timers?sslmode=require"
+    settings = load({"DATABASE_URL": url, "DUETIME_WORKERS": "4"}, tmp_path)
+    assert settings.on_server and settings.workers == 4 and settings.database_url == url
+    assert settings.database_shown == "PostgreSQL at db.example:5433/timers"
+    assert "hunter2" not in repr(settings)
+    assert load({"DATABASE_URL": "postgres:///timers?host=/run/postgresql"}, tmp_path).on_server
+    for bad in (
+        "postgresql://",
+        "postgresql:///x",
+        "postgresql://me:hunter2@db:port/x",
+        "postgresql://me:hunter2@db/#x",
+    ):
+        line = refusal(tmp_path, DATABASE_URL=bad)
+        assert "must name the server, like postgresql://" in line and "hunter2" not in line
 
 
 def test_credentials_are_never_repeated(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from duetime.doors.durable_values import (
     retention_of,
     selected,
     shown_attempt,
+    shown_instance,
     shown_namespace,
     shown_timer,
     time_in,
@@ -163,6 +164,8 @@ class DurableDoor:
                gives={201: schema.NewSecret}, refuses=(400, 404)),
             at("DELETE", name + "/secrets/{id}", self.delete_secret, "Stop signing with a secret",
                gives={204: None}, refuses=(400, 404)),
+            at("GET", "/cluster", self.cluster, "Which instances share the store, and who owns what",
+               gives={200: schema.Cluster}),
         ]  # fmt: skip
 
     # Errors.
@@ -348,12 +351,12 @@ class DurableDoor:
         return Response(201 if fresh else 200, _encode(self._shown(namespace)))
 
     async def namespace(self, request: Request) -> Response:
-        return Response(200, _encode(self._shown(self._service.namespace(self._name(request)))))
+        return Response(200, _encode(self._shown(await self._service.namespace(await self._name(request)))))
 
     async def change_namespace(self, request: Request) -> Response:
-        name = self._name(request)
+        name = await self._name(request)
         asked = await self._read(request, schema.NamespaceChanges)
-        if asked.shards is not None and asked.shards != self._service.namespace(name).shards:
+        if asked.shards is not None and asked.shards != (await self._service.namespace(name)).shards:
             raise InvalidInput("shards", "are fixed when a namespace is made")
         retention_ms = None if asked.retention is None else retention_of(asked.retention)
 
@@ -367,21 +370,27 @@ class DurableDoor:
         return Response(200, _encode(self._shown(await self._service.change_namespace(name, changed))))
 
     async def add_secret(self, request: Request) -> Response:
-        secret = await self._service.add_secret(self._name(request), new_secret())
+        secret = await self._service.add_secret(await self._name(request), new_secret())
         shown = schema.NewSecret(secret.id, to_text(secret.key), format_time(secret.created_at))
         return Response(201, _encode(shown))
 
     async def delete_secret(self, request: Request) -> Response:
-        await self._service.delete_secret(self._name(request), request.parameters[1])
+        await self._service.delete_secret(await self._name(request), request.parameters[1])
         return Response(204, headers=())
+
+    async def cluster(self, request: Request) -> Response:
+        instances = await self._service.cluster()
+        owned = {shard for instance in instances for shard in instance.shards}
+        unowned = [shard for shard in range(self._shards) if shard not in owned]
+        return Response(200, _encode(schema.Cluster([shown_instance(i) for i in instances], self._shards, unowned)))
 
     def _shown(self, namespace: Namespace) -> schema.Namespace:
         return shown_namespace(namespace, self._service.clock.now())
 
-    def _name(self, request: Request) -> str:
+    async def _name(self, request: Request) -> str:
         name = wire.check_namespace(request.parameters[0], "name")
         try:
-            self._service.namespace(name)
+            await self._service.namespace(name)
         except UnknownNamespace as error:
             raise _NoSuchNamespace(str(error)) from None
         return name

@@ -128,7 +128,7 @@ def shown_timer(timer: Timer) -> schema.Timer:
     definition = timer.definition
     target = definition.target
     http = target if isinstance(target, HttpTarget) else None
-    return schema.Timer(  # in the order of its fields: twenty names would cost more than all the rest of it
+    return schema.Timer(  # in the order of its fields: twenty names cost as much as all the rest of it
         timer.id,
         timer.namespace,
         format_time(timer.execute_at),

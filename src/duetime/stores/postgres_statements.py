@@ -129,6 +129,20 @@ BEGIN = f"""
             FROM oldest
         ) AS counted WHERE bytes_before < {BEGIN_BYTES_MAX}
     ),
+    next AS MATERIALIZED (  -- of interest only when this is not a full batch, so it never walks through a backlog
+        SELECT found, CASE WHEN found < least($3, {BEGIN_MAX}) THEN least(
+            (SELECT fire_at FROM timers
+             WHERE fire_at > (SELECT now FROM clock) AND (SELECT versions FROM held)[shard + 1] >= 0
+             AND namespace <> ALL (ARRAY(SELECT name FROM namespaces WHERE paused))
+             ORDER BY fire_at LIMIT 1),
+            (SELECT min(deadline_at) FROM timers
+             WHERE fire_at <= (SELECT now FROM clock) AND deadline_at > (SELECT now FROM clock)
+             AND status = 'executing' AND (SELECT versions FROM held)[shard + 1] >= 0
+             AND version <> (SELECT versions FROM held)[shard + 1] AND NOT $5
+             AND namespace <> ALL (ARRAY(SELECT name FROM namespaces WHERE paused)))
+        ) END AS at
+        FROM (SELECT count(*) AS found FROM oldest) AS counted
+    ),
     fence AS MATERIALIZED (
         SELECT shard, version FROM shards
         WHERE shard = ANY (ARRAY(SELECT DISTINCT shard FROM due))
@@ -154,17 +168,8 @@ BEGIN = f"""
         UNION ALL SELECT namespace, 'executing', 0, 1 FROM begun
     ''')
 }
-    SELECT begun.*, clock.now, held.versions, (SELECT count(*) FROM oldest) AS found, least(
-        (SELECT fire_at FROM timers
-         WHERE fire_at > clock.now AND held.versions[shard + 1] >= 0
-         AND namespace <> ALL (ARRAY(SELECT name FROM namespaces WHERE paused))
-         ORDER BY fire_at LIMIT 1),
-        (SELECT min(deadline_at) FROM timers
-         WHERE fire_at <= clock.now AND status = 'executing' AND deadline_at > clock.now
-         AND held.versions[shard + 1] >= 0 AND version <> held.versions[shard + 1] AND NOT $5
-         AND namespace <> ALL (ARRAY(SELECT name FROM namespaces WHERE paused)))
-    ) AS next_at
-    FROM clock, held LEFT JOIN begun ON true
+    SELECT begun.*, clock.now, held.versions, next.found, next.at AS next_at
+    FROM clock, held, next LEFT JOIN begun ON true
     ORDER BY begun.fire_at, begun.seq
 """
 

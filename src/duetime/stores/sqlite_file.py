@@ -162,7 +162,7 @@ class SqliteFile:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             # A statement for many rows notes what each page was like before it, in case it fails half-way. In a
-            # temporary file, where SQLite puts that, it cost a third of a batch of inserts.
+            # temporary file, where SQLite puts that, it cost up to a quarter of a batch of inserts.
             connection.execute("PRAGMA temp_store = MEMORY")
             connection.set_wal_hook(self._after_commit)
         except apsw.Error as error:

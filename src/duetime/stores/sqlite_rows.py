@@ -94,9 +94,11 @@ def insert_rows(connection: Connection, timers: Sequence[Timer], first_seq: int)
         connection,
         _INSERTS,
         [
-            (seq, timer.uuid, encode(timer.definition).decode(), timer.definition.timeout_ms)
-            + (timer.namespace, timer.id, timer.shard, timer.fingerprint, timer.correlation_id, timer.created_at)
-            + state(timer)
+            (
+                *(seq, timer.uuid, encode(timer.definition).decode(), timer.definition.timeout_ms),
+                *(timer.namespace, timer.id, timer.shard, timer.fingerprint, timer.correlation_id, timer.created_at),
+                *state(timer),
+            )
             for seq, timer in enumerate(timers, first_seq)
         ],
     )

@@ -1,0 +1,128 @@
+"""Holds what the receiver got against what clients were promised. Pure: a ledger goes in, violations come out.
+
+- lost: acknowledged, not canceled, and never received, or not as often as the receiver's own answers asked for;
+- early: received before the time it was for, by the one clock of this machine;
+- after cancel: received although a cancel was acknowledged;
+- moved: received for a time that an acknowledged update had replaced, or that nobody ever named;
+- ids: two requests of one firing with different delivery ids, or two firings with the same;
+- twice: received again with no fault in between that had its attempt in flight;
+- unasked: received for a timer that no client ever asked for;
+- answers: an answer that no request should get, whatever the fault.
+
+A request that got no answer may have happened or not, and either is right. A receipt before a cancel or an update that
+was then acknowledged is right only if a fault kept the receiver's answer from being recorded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from tests.chaos.ledger import Callback, Fault, Ledger, Promise, Said
+
+KINDS = ("lost", "early", "after cancel", "moved", "ids", "twice", "unasked", "answers")
+RECORD_NS = 1_000_000_000
+"""How long after its answer an attempt may still be waiting for its record, where only the time says what was in
+flight."""
+
+
+@dataclass
+class Verdict:
+    acknowledged: int = 0
+    canceled: int = 0
+    updated: int = 0
+    received: int = 0
+    duplicates: int = 0
+    found: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+    def violated(self, kind: str, what: object) -> None:
+        self.found[kind] += 1
+        self.violations.append(f"{kind}: {what}")
+
+
+def judge(ledger: Ledger) -> Verdict:
+    verdict = Verdict(received=len(ledger.callbacks))
+    by_timer: dict[str, list[Callback]] = defaultdict(list)
+    by_webhook_id: dict[str, list[Callback]] = defaultdict(list)
+    for callback in sorted(ledger.callbacks, key=lambda callback: callback.received_ns):
+        by_timer[callback.id].append(callback)
+        by_webhook_id[callback.webhook_id].append(callback)
+    for promise in ledger.promises.values():
+        verdict.acknowledged += promise.acknowledged
+        verdict.canceled += _canceled(promise)
+        verdict.updated += sum(update.said is Said.YES for update in promise.updates)
+        _judge_promise(verdict, promise, by_timer.get(promise.id, []), ledger.faults)
+    for odd in ledger.odd:
+        verdict.violated("answers", odd)
+    for id in by_timer.keys() - ledger.promises.keys():
+        verdict.violated("unasked", by_timer[id][0])
+    for webhook_id, callbacks in by_webhook_id.items():
+        if len({(callback.id, callback.at_ms) for callback in callbacks}) > 1:
+            verdict.violated("ids", f"{webhook_id} stands for more than one firing: {callbacks}")
+        verdict.duplicates += len(callbacks) - 1
+        for before, after in pairwise(callbacks):
+            if not _excused(before, ledger.faults, before_ns=after.received_ns):
+                verdict.violated("twice", f"{before} and then {after}")
+    return verdict
+
+
+def _canceled(promise: Promise) -> bool:
+    return any(cancel.said is Said.YES for cancel in promise.cancels)
+
+
+def _judge_promise(verdict: Verdict, promise: Promise, callbacks: list[Callback], faults: list[Fault]) -> None:
+    firings = {callback.at_ms for callback in callbacks}
+    owed = promise.acknowledged and all(cancel.said is Said.NO for cancel in promise.cancels)
+    if owed and len(firings) < promise.firings:
+        verdict.violated("lost", f"{promise}, of which came {callbacks}")
+    for callback in callbacks:
+        if callback.received_ns < callback.at_ms * 1_000_000:
+            verdict.violated("early", f"by {callback.at_ms - callback.received_ns / 1e6:.3f} ms: {callback}")
+    for cancel in promise.cancels:
+        if cancel.said is Said.YES:
+            for callback in callbacks:
+                if callback.received_ns > cancel.asked_ns or not _excused(callback, faults, before_ns=cancel.asked_ns):
+                    verdict.violated("after cancel", f"{callback}, {cancel}")
+    _judge_times(verdict, promise, callbacks, faults)
+    webhook_ids: dict[int, set[str]] = defaultdict(set)
+    for callback in callbacks:
+        webhook_ids[callback.at_ms].add(callback.webhook_id)
+    for at_ms, ids in webhook_ids.items():
+        if len(ids) > 1:
+            verdict.violated("ids", f"{promise.id} at {at_ms} came as {sorted(ids)}")
+
+
+def _judge_times(verdict: Verdict, promise: Promise, callbacks: list[Callback], faults: list[Fault]) -> None:
+    """Each callback must be for a time that was named and that no acknowledged update had replaced."""
+    assert promise.created.at_ms is not None
+    named = {promise.created.at_ms}  # with a client, and not taken back
+    replaced: dict[int, int] = {}  # a time → when the client asked for another one
+    for update in promise.updates:
+        assert update.at_ms is not None
+        if update.said is Said.YES:
+            replaced |= {at_ms: update.asked_ns for at_ms in named - {update.at_ms}}
+            named = {update.at_ms}
+        elif update.said is Said.NOTHING:
+            named.add(update.at_ms)
+    answered_ms = [callback.next_ms for callback in callbacks if callback.next_ms is not None]
+    for callback in callbacks:
+        if callback.at_ms in named or (answered_ms and callback.at_ms >= min(answered_ms)):
+            continue  # the service may put a time that an answer names off by a little, never forward
+        asked_ns = replaced.get(callback.at_ms)
+        if asked_ns is None or callback.received_ns > asked_ns or not _excused(callback, faults, before_ns=asked_ns):
+            verdict.violated("moved", f"{callback} of {promise}")
+
+
+def _excused(callback: Callback, faults: list[Fault], *, before_ns: int) -> bool:
+    """Whether a fault that began before ``before_ns`` may have kept the answer to this callback from being recorded."""
+    for fault in faults:
+        if fault.from_ns > before_ns:
+            continue
+        if fault.in_flight is None:
+            if callback.received_ns <= fault.until_ns and callback.answered_ns + RECORD_NS >= fault.from_ns:
+                return True
+        elif callback.id in fault.in_flight:
+            return True
+    return False

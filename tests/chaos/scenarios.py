@@ -1,0 +1,375 @@
+"""The faults, each one done to the cluster again and again while the load goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+import uuid
+from collections.abc import Callable
+
+from duetime.sharding import shard_of
+from tests.chaos.answers import Cutting, is_begin, is_put, is_record
+from tests.chaos.cluster import LEASE_SECONDS, SHARDS, Member
+from tests.chaos.lateness import Lateness
+from tests.chaos.launcher import set_offset
+from tests.chaos.ledger import Fault, Promise, Said
+from tests.chaos.load import Plan
+from tests.chaos.world import Scenario, World
+
+SECOND_NS = 1_000_000_000
+TAKEOVER_SECONDS = LEASE_SECONDS + 1
+ON_TIME_SECONDS = 1.0
+DRAIN_SECONDS = 25.0
+RESUME_SECONDS = 5.0
+UNSETTLED_NS = 3 * SECOND_NS
+"""How long after the return of the database owners may still be replaced, because all leases had run out."""
+FENCED = "duetime_fenced_writes_total"
+FENCED_SECONDS = 10.0
+CUT_SECONDS_MAX = 2.0
+RACES_AT_ONCE = 250
+RACE_SECONDS = (-0.015, 0.015)
+JUMPS_MS = (3_600_000, -3_600_000, 5_000, -5_000)
+UNRECORDED_SECONDS = 0.1
+"""How long a statement of a process that has just died may still take to be committed."""
+
+
+async def _stricken(world: World, member: Member, kind: str, from_ns: int) -> Fault:
+    """What a fault that has just hit this instance had in its hands."""
+    await asyncio.sleep(UNRECORDED_SECONDS)
+    shards = await world.cluster.shards_of(member)
+    in_flight = await world.cluster.in_flight(member)
+    return Fault(kind, from_ns, time.time_ns(), in_flight, shards)
+
+
+async def _taken_over(world: World, member: Member) -> None:
+    async def nothing_left() -> bool:
+        return not await world.cluster.shards_of(member)
+
+    await world.cluster.wait(f"the shards of {member.role} are taken over", nothing_left)
+
+
+def _measure_takeover(world: World, lateness: Lateness) -> None:
+    faults = world.ledger.faults
+    for place, fault in enumerate(faults):
+        until_ns = fault.from_ns + int((TAKEOVER_SECONDS + 1) * SECOND_NS)
+        if place + 1 < len(faults):
+            # Whatever is due from shortly before the next fault on may be late because of that one.
+            until_ns = min(until_ns, faults[place + 1].from_ns - SECOND_NS // 2)
+        hit = lateness.of(fault, from_ns=fault.from_ns - SECOND_NS // 10, until_ns=until_ns, hit=True)
+        others = lateness.of(fault, from_ns=fault.from_ns, until_ns=until_ns, hit=False)
+        world.hold(
+            "takeover", hit.seconds, TAKEOVER_SECONDS, f"over {hit.timers} timers, worst at {hit.after_seconds:+.2f} s"
+        )
+        world.hold(
+            "others late",
+            others.seconds,
+            ON_TIME_SECONDS,
+            f"over {others.timers} timers, worst at {others.after_seconds:+.2f} s",
+        )
+
+
+# kill -9
+
+
+async def _kill(world: World) -> None:
+    for repetition in range(world.options.times):
+        member = world.draw.choice(world.cluster.members)
+        again_at_once = world.draw.random() < 0.5
+        await asyncio.sleep(world.draw.uniform(0.1, 1.5))
+        from_ns = time.time_ns()
+        member.kill()
+        world.add_fault(await _stricken(world, member, "kill", from_ns))
+        if again_at_once:
+            member.spawn()
+        await _taken_over(world, member)
+        if not again_at_once:
+            member.spawn()
+        await world.cluster.wait_ready(member)
+        world.said(repetition)
+
+
+KILL = Scenario(
+    name="kill",
+    promise="kill -9 one instance: nothing lost, its shards taken over within the lease + 1 s, the others on time",
+    times=100,
+    times_brief=2,
+    strike=_kill,
+    measure=_measure_takeover,
+)
+
+
+# SIGTERM
+
+
+async def _roll(world: World) -> None:
+    for repetition in range(world.options.times):
+        member = world.cluster.members[repetition % len(world.cluster.members)]
+        await asyncio.sleep(world.draw.uniform(0.1, 1.0))
+        shards = await world.cluster.shards_of(member)
+        from_ns = time.time_ns()
+        code = await asyncio.to_thread(member.terminate)
+        # Nothing may be fired twice because of a stop in good order: nothing is noted as having been in flight.
+        world.add_fault(Fault("roll", from_ns, time.time_ns(), shards=shards))
+        world.hold("stop", (time.time_ns() - from_ns) / 1e9, DRAIN_SECONDS)
+        if code != 0:
+            world.wrong.append(f"{member.role} stopped with exit code {code}: {member.stderr[-2000:]}")
+        await world.cluster.restart(member)
+        world.said(repetition)
+
+
+def _measure_roll(world: World, lateness: Lateness) -> None:
+    for fault in world.ledger.faults:
+        late = lateness.of(fault, from_ns=fault.from_ns, until_ns=fault.until_ns, hit=True)
+        world.hold("late", late.seconds, TAKEOVER_SECONDS, f"over {late.timers} timers")
+
+
+ROLL = Scenario(
+    name="roll",
+    promise="SIGTERM one instance after the other: nothing lost, nothing twice, exit code 0 within 25 s",
+    times=50,
+    times_brief=3,
+    strike=_roll,
+    measure=_measure_roll,
+)
+
+
+# The database goes away.
+
+
+def _measure_return(world: World, lateness: Lateness) -> None:
+    for fault in world.ledger.faults:
+        back_ns = fault.until_ns - UNSETTLED_NS
+        late = lateness.of(fault, from_ns=fault.from_ns, until_ns=back_ns + 2 * SECOND_NS, hit=True, since_ns=back_ns)
+        world.hold("firing again", late.seconds, RESUME_SECONDS, f"over {late.timers} timers")
+        if not late.timers:
+            world.wrong.append("nothing fell due while the database was away, so nothing was shown")
+
+
+async def _restart_postgres(world: World) -> None:
+    postgres = world.cluster.postgres
+    for repetition in range(world.options.times):
+        await asyncio.sleep(world.draw.uniform(0.5, 2.0))
+        from_ns = time.time_ns()
+        await asyncio.to_thread(postgres.stop, "immediate")
+        await asyncio.sleep(world.draw.choice((0.0, 0.3, 1.5)))
+        await asyncio.to_thread(postgres.start)
+        world.add_fault(Fault("postgres", from_ns, time.time_ns() + UNSETTLED_NS, in_flight=None))
+        await asyncio.sleep(UNSETTLED_NS / SECOND_NS)
+        world.check_alive()
+        world.said(repetition)
+
+
+POSTGRES = Scenario(
+    name="postgres",
+    promise="PostgreSQL restarts as after a crash: nothing lost, firing again within 5 s of its return",
+    times=20,
+    times_brief=2,
+    strike=_restart_postgres,
+    measure=_measure_return,
+)
+
+
+async def _hang(world: World) -> None:
+    postgres, proxy = world.cluster.postgres, world.cluster.proxy
+    assert proxy is not None
+    for repetition in range(world.options.times):
+        refused = world.ledger.answers["create 503"]
+        from_ns = time.time_ns()
+        postgres.pause()
+        proxy.refuse()
+        await asyncio.sleep(world.options.hang_seconds)
+        proxy.allow()
+        postgres.resume()
+        world.add_fault(Fault("hang", from_ns, time.time_ns() + UNSETTLED_NS, in_flight=None))
+        if world.ledger.answers["create 503"] == refused:
+            world.wrong.append("no create was answered with 503 while the database was away")
+        await asyncio.sleep(UNSETTLED_NS / SECOND_NS)
+        world.check_alive()
+        world.said(repetition)
+
+
+HANG = Scenario(
+    name="hang",
+    promise="PostgreSQL hangs and refuses connections: 503 with Retry-After, nothing lost, firing again within 5 s",
+    times=2,
+    times_brief=1,
+    strike=_hang,
+    measure=_measure_return,
+    proxied=True,
+)
+
+
+# SIGSTOP
+
+
+async def _stop(world: World) -> None:
+    for repetition in range(world.options.times):
+        member = world.draw.choice(world.cluster.members)
+        await asyncio.sleep(world.draw.uniform(0.1, 1.5))
+        before = await asyncio.to_thread(member.metric, FENCED)
+        from_ns = time.time_ns()
+        member.signal(signal.SIGSTOP)
+        fault = await _stricken(world, member, "stop", from_ns)
+        world.add_fault(fault)
+        await asyncio.sleep(2 * LEASE_SECONDS - (time.time_ns() - from_ns) / 1e9)
+        member.signal(signal.SIGCONT)
+        # Whatever it had in flight it tries to record now, under a version that is not the shard's any more.
+        deadline = time.monotonic() + FENCED_SECONDS
+        fenced = 0.0
+        while time.monotonic() < deadline and fenced < max(1, len(fault.in_flight or ())):
+            await asyncio.sleep(0.1)
+            fenced = await asyncio.to_thread(member.metric, FENCED) - before
+        world.figures["fenced writes"] = world.figures.get("fenced writes", 0.0) + fenced
+        if fenced < len(fault.in_flight or ()):
+            world.wrong.append(f"{len(fault.in_flight or ())} were in flight, but only {fenced:g} writes were fenced")
+        world.said(repetition)
+
+
+STOP = Scenario(
+    name="stop",
+    promise="SIGSTOP an owner for twice its lease: nothing lost, its late writes all refused and counted",
+    times=50,
+    times_brief=1,
+    strike=_stop,
+    measure=_measure_takeover,
+)
+
+
+# Answers of the database get lost.
+
+
+async def _cut(world: World, is_wanted: Callable[[bytes], bool], share: float, on_cut: Callable[[], None]) -> None:
+    proxy = world.cluster.proxy
+    assert proxy is not None
+    cutting = Cutting(is_wanted, share=share, times=world.options.times, draw=world.draw, on_cut=on_cut)
+    proxy.on_answer = cutting
+    began = time.monotonic()
+    while not cutting.done.is_set() and time.monotonic() - began < 30 + world.options.times * CUT_SECONDS_MAX:
+        await asyncio.sleep(0.5)
+        world.options.say(f"{cutting.cuts}/{world.options.times} cuts of {cutting.seen} answers")
+    proxy.on_answer = None
+    world.note("cuts", cutting.cuts)
+    if cutting.cuts < world.options.times:
+        world.wrong.append(f"only {cutting.cuts} answers were cut off: is their shape still what it was?")
+
+
+async def _cut_puts(world: World) -> None:
+    # A put that was cut off concerns no attempt, so nothing may come twice: no fault is noted.
+    await _cut(world, is_put, 0.25, lambda: None)
+
+
+CUT = Scenario(
+    name="cut",
+    promise="the connection breaks between the commit of a create and its answer: nothing lost, one timer per id",
+    times=1_000,
+    times_brief=40,
+    strike=_cut_puts,
+    proxied=True,
+)
+
+
+async def _cut_fenced(world: World) -> None:
+    def on_cut() -> None:
+        # All shards of that instance get a new version, and what it has in flight is recorded under the old one.
+        world.add_fault(Fault("cut", time.time_ns(), time.time_ns() + SECOND_NS // 2, in_flight=None))
+
+    await _cut(world, lambda piece: is_begin(piece) or is_record(piece), 0.02, on_cut)
+
+
+CUT_FENCED = Scenario(
+    name="cut-fenced",
+    promise="the same for begins and records: nothing lost, nothing left behind",
+    times=100,
+    times_brief=6,
+    strike=_cut_fenced,
+    proxied=True,
+)
+
+
+# Cancels against firings.
+
+
+async def _race(world: World) -> None:
+    members = world.cluster.members
+    sooner = asyncio.Semaphore(RACES_AT_ONCE)
+
+    async def race(place: int) -> None:
+        id = str(uuid.UUID(int=world.draw.getrandbits(128), version=4))
+        offset_seconds = world.draw.uniform(*RACE_SECONDS)
+        async with sooner:
+            at_ms = int((time.time() + 1.0 + (place % 100) / 200) * 1000)
+            plan = Plan(id, 0.0, None, True, False, (0.0, 0.0))
+            shard = shard_of("default", id, namespace_shards=SHARDS, shards=SHARDS)
+            promise = Promise(id, shard, await world.load.create(plan, at_ms))
+            world.ledger.add([promise])
+            await asyncio.sleep(at_ms / 1000 + offset_seconds - time.time())
+            ports = [members[(place + n) % len(members)].port for n in range(2)]
+            promise.cancels += await asyncio.gather(*(world.load.cancel(id, port) for port in ports))
+
+    for start in range(0, world.options.times, RACES_AT_ONCE):
+        count = min(RACES_AT_ONCE, world.options.times - start)
+        await asyncio.gather(*(race(start + n) for n in range(count)))
+        world.options.say(f"{start + count}/{world.options.times} races")
+    won = sum(any(c.said is Said.YES for c in promise.cancels) for promise in world.ledger.promises.values())
+    world.note("won", won)
+    if world.options.times >= 100 and not 0.02 < won / world.options.times < 0.98:
+        world.wrong.append(f"{won} of {world.options.times} cancels won: these were no races")
+
+
+RACE = Scenario(
+    name="race",
+    promise="cancels from two instances at the due instant: one that is acknowledged never fires, a refused one once",
+    times=5_000,
+    times_brief=300,
+    strike=_race,
+    loaded=False,
+)
+
+
+# Clocks jump.
+
+
+async def _jump(world: World) -> None:
+    for repetition in range(world.options.times):
+        offset_ms = JUMPS_MS[repetition % len(JUMPS_MS)]
+        member = world.draw.choice(world.cluster.members)
+        assert member.clock is not None
+        await asyncio.sleep(world.draw.uniform(0.1, 1.0))
+        shards = await world.cluster.shards_of(member)
+        from_ns = time.time_ns()
+        set_offset(member.clock, offset_ms)
+        await _taken_over(world, member)
+        world.hold("gave up", (time.time_ns() - from_ns) / 1e9, TAKEOVER_SECONDS, f"with a clock {offset_ms} ms off")
+        await asyncio.sleep(1.0)
+        set_offset(member.clock, 0)
+
+        async def has_some(member: Member = member) -> bool:
+            return bool(await world.cluster.shards_of(member))
+
+        await world.cluster.wait(f"{member.role} has shards again", has_some)
+        shards |= await world.cluster.shards_of(member)
+        await asyncio.sleep(2.0)
+        world.add_fault(Fault("jump", from_ns, time.time_ns(), shards=shards))
+        world.said(repetition)
+
+
+def _measure_jump(world: World, lateness: Lateness) -> None:
+    for fault in world.ledger.faults:
+        late = lateness.of(fault, from_ns=fault.from_ns, until_ns=fault.until_ns, hit=True)
+        what = f"over {late.timers} timers, worst at {late.after_seconds:+.2f} s"
+        world.hold("late", late.seconds, TAKEOVER_SECONDS, what)
+
+
+JUMP = Scenario(
+    name="jump",
+    promise="the clock of one instance jumps by an hour or five seconds, either way: nothing early, it gives up its shards",
+    times=20,
+    times_brief=4,
+    strike=_jump,
+    measure=_measure_jump,
+    movable_clocks=True,
+)
+
+
+SCENARIOS = {scenario.name: scenario for scenario in (KILL, ROLL, POSTGRES, HANG, STOP, RACE, CUT, CUT_FENCED, JUMP)}

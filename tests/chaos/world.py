@@ -1,0 +1,198 @@
+"""One run of one scenario: a cluster under load, its faults, and the reckoning."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos import watch
+from tests.chaos.checker import Verdict, judge
+from tests.chaos.cluster import Cluster
+from tests.chaos.lateness import Lateness
+from tests.chaos.ledger import Fault, Ledger, Said
+from tests.chaos.load import Load
+from tests.chaos.receiver import ReceiverProcess
+
+PATIENCE_SECONDS = 45.0
+QUIET_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a scenario is run."""
+
+    times: int
+    seed: int
+    instances: int = 3
+    rate: float = 300.0
+    ahead_seconds_max: float = 6.0
+    noise_seconds: float = 0.0  # how much later than promised is put down to a busy machine
+    hang_seconds: float = 60.0
+    bugs: Sequence[str | None] = (None,)
+    say: Callable[[str], None] = print
+
+
+class World:
+    def __init__(self, options: Options, directory: Path, *, proxied: bool, movable_clocks: bool) -> None:
+        self.options = options
+        self.draw = random.Random(f"faults {options.seed}")
+        self.ledger = Ledger()
+        self.wrong: list[str] = []
+        """What the ledger does not show: exit codes, bounds that were missed, stale writes."""
+        self.figures: dict[str, float] = {}
+        """The worst of each thing that was measured."""
+        self.receiver = ReceiverProcess(directory, options.seed)
+        try:
+            self.cluster = Cluster(
+                directory,
+                instances=options.instances,
+                bugs=options.bugs,
+                proxied=proxied,
+                movable_clocks=movable_clocks,
+            )
+        except BaseException:
+            self.receiver.close()
+            raise
+        self.load = Load(
+            self.cluster.members,
+            self.receiver.url,
+            self.ledger,
+            seed=options.seed,
+            rate=options.rate,
+            ahead_seconds_max=options.ahead_seconds_max,
+        )
+
+    def note(self, figure: str, value: float) -> None:
+        """Keep the worst."""
+        self.figures[figure] = max(value, self.figures.get(figure, 0.0))
+
+    def hold(self, figure: str, value: float, bound: float, what: str = "") -> None:
+        """Keep the worst, and hold it to a bound, give or take what a busy machine costs."""
+        self.note(figure, value)
+        if value > bound + self.options.noise_seconds:
+            self.wrong.append(f"{figure} {value:.2f} s, not within {bound:g} s {what}")
+
+    def add_fault(self, fault: Fault) -> None:
+        self.ledger.faults.append(fault)
+
+    def said(self, repetition: int) -> None:
+        asked, came = len(self.ledger.promises), len(self.receiver.callbacks())
+        self.options.say(f"{repetition + 1}/{self.options.times}: {asked} asked, {came} received")
+
+    def check_alive(self) -> None:
+        for member in self.cluster.members:
+            if not member.runs:
+                self.wrong.append(f"{member.role} has ended by itself: {member.stderr[-2000:]}")
+
+    async def settle(self) -> None:
+        """Wait until every timer is final and what is owed has come, or our patience is at an end."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        live = await self.cluster.live()
+        while live and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+            live = await self.cluster.live()
+        if live:
+            rows = await self.cluster.query(
+                "SELECT id, status, attempt, lost, version, deadline_at, fire_at, shard FROM duetime.timers LIMIT 3"
+            )
+            self.wrong.append(f"{live} timers are not final after {PATIENCE_SECONDS:g} s: {rows}")
+        await asyncio.sleep(QUIET_SECONDS)  # for what should not come
+        self.ledger.callbacks = list(self.receiver.callbacks())
+
+    async def inspect(self) -> None:
+        """What the database itself knows in the end."""
+        [(stale,)] = await self.cluster.query(watch.STALE_COUNT)
+        self.note("stale writes", stale)
+        if stale:
+            self.wrong.append(f"{stale} writes of stale owners: {await self.cluster.query(watch.STALE)}")
+        rows = await self.cluster.query(
+            "SELECT id, count(*) FROM (SELECT id FROM duetime.timers UNION ALL SELECT id FROM duetime.history) AS every "
+            "GROUP BY id"
+        )
+        there = {id: count for id, count in rows}
+        for id, count in there.items():
+            if count > 1:
+                self.wrong.append(f"{count} timers with the id {id}")
+        for promise in self.ledger.promises.values():
+            if promise.created.said is not Said.NOTHING and promise.acknowledged is not (promise.id in there):
+                self.wrong.append(f"said {promise.created.said}, but in the database it is the other way: {promise}")
+
+    def close(self) -> None:
+        self.cluster.close()
+        self.receiver.close()
+
+
+@dataclass
+class Result:
+    scenario: str
+    times: int
+    seed: int
+    seconds: float
+    verdict: Verdict
+    figures: dict[str, float] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    answers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def violations(self) -> list[str]:
+        return [*self.verdict.violations, *self.wrong]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A fault, done again and again under load; ``measure`` holds what came of it to the scenario's own bounds."""
+
+    name: str
+    promise: str
+    times: int
+    times_brief: int
+    strike: Callable[[World], Awaitable[None]]
+    measure: Callable[[World, Lateness], None] = lambda world, lateness: None
+    proxied: bool = False
+    movable_clocks: bool = False
+    loaded: bool = True
+    """Whether the usual load runs meanwhile."""
+
+
+def run(scenario: Scenario, options: Options) -> Result:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="duetime-chaos-") as directory:
+        world = World(options, Path(directory), proxied=scenario.proxied, movable_clocks=scenario.movable_clocks)
+        try:
+            asyncio.run(_run(scenario, world))
+        finally:
+            world.close()
+    verdict = judge(world.ledger)
+    scenario.measure(world, Lateness(world.ledger))
+    return Result(
+        scenario=scenario.name,
+        times=options.times,
+        seed=options.seed,
+        seconds=time.monotonic() - began,
+        verdict=verdict,
+        figures=world.figures,
+        wrong=world.wrong,
+        answers=dict(world.ledger.answers.most_common()),
+    )
+
+
+async def _run(scenario: Scenario, world: World) -> None:
+    await world.cluster.start()
+    async with asyncio.TaskGroup() as tasks:
+        if scenario.loaded:
+            tasks.create_task(world.load.run())
+        try:
+            if scenario.loaded:
+                await asyncio.sleep(1.5)  # until timers fall due
+            await scenario.strike(world)
+            world.check_alive()
+        finally:
+            world.load.stop()
+    await world.settle()
+    world.check_alive()
+    await world.inspect()

@@ -1,0 +1,285 @@
+"""How PostgreSQL runs the store's own statements: each along its index, with statistics of the tables and without.
+
+The plans are those of the store's sessions: with their settings, and generic, as its prepared statements have them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from duetime import lifecycle
+from duetime.model import Status
+from duetime.store import Filter, Query, Sort
+from duetime.stores.postgres import PostgresStore
+from tests.clocks import START, ManualClock
+from tests.contract.stores import postgres
+from tests.contract.timers import ALICE, completed, ended, holding, spread, timer, with_namespace, with_timers
+from tests.postgres import Postgres
+
+LIVE, FINAL = 20_000, 4_000
+Plan = dict[str, Any]
+
+FINDS = {
+    f"find {status} by {sort} {way}": Query(namespace="default", status=status, sort=sort, descending=way == "down")
+    for status in (None, Status.PENDING, Status.COMPLETED)
+    for sort in Sort
+    for way in ("up", "down")
+}
+PAGES = {
+    "page " + " ".join(f"{field}={value}" for field, value in msgspec.structs.asdict(filter).items() if value): (
+        filter,
+        index,
+    )
+    for filter, index in (
+        (Filter(), "seq"),
+        (Filter(namespace="default"), "namespace"),
+        (Filter(status=Status.PENDING), "due"),
+        (Filter(status=Status.PENDING, namespace="default"), "due"),
+        (Filter(status=Status.EXECUTING), "due"),
+        (Filter(status=Status.FAILED), "final"),
+        (Filter(status=Status.FAILED, namespace="default"), "final"),
+        (Filter(correlation_id="a"), "correlation_id"),
+        (Filter(correlation_id="a", namespace="default"), "correlation_id"),
+        (Filter(execute_after=1, execute_before=9), "execute_at"),
+        (Filter(execute_after=1, execute_before=9, namespace="default"), "execute_at"),
+        (Filter(execute_after=1, status=Status.PENDING), "execute_at"),
+    )
+}
+
+
+async def verbs(store: PostgresStore) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Every verb that asks for timers, ready to be called."""
+    await with_timers(store, one := timer("one"), two := timer("two"), three := timer("three"))
+    held = await holding(store)
+    begun = (await store.begin(ALICE, held, 5)).timers
+    await store.swap(two, canceled := lifecycle.cancel(two, now=START))
+    return {
+        "begin": lambda: store.begin(ALICE, held, 5),
+        "record": lambda: store.record(ALICE, [(t, completed(t)) for t in begun]),
+        "put": lambda: store.put(timer("new")),
+        "put final": lambda: store.put(ended("new and old", Status.FAILED)),
+        "get": lambda: store.get("default", "t7"),
+        "amend": lambda: store.swap(one, lifecycle.amend(one, now=START)),
+        "cancel": lambda: store.swap(three, lifecycle.cancel(three, now=START)),
+        "replay": lambda: store.swap(canceled, lifecycle.replay(canceled, now=START)),
+        "remove": lambda: store.swap(canceled, None),
+        "purge": lambda: store.purge(retention_ms=20, limit=10),
+        **{name: lambda query=query: store.find(query) for name, query in FINDS.items()},
+        **{name: lambda filter=filter: store.page(filter, 10) for name, (filter, _) in PAGES.items()},
+    }
+
+
+async def plans_of(url: str) -> dict[tuple[str, bool], list[Plan]]:
+    """The plans of each verb's statements, before and after the tables were analyzed."""
+    store = await postgres(url, ManualClock())
+    await with_namespace(store, "paused", paused=True)
+    live = spread(LIVE, at=START - 50)
+    for first in range(0, LIVE, 1000):
+        await with_timers(store, *live[first : first + 1000])
+    await with_timers(store, *(ended(f"e{n}", Status.COMPLETED, at=START - n) for n in range(FINAL)))
+    said: list[str] = []
+    write = store._pool.write
+
+    async def listen(sql: str, *arguments: object) -> list[Any]:
+        said.append(sql)
+        return await write(sql, *arguments)
+
+    store._pool.write = listen
+    calls = await verbs(store)
+    statements = {}
+    for name, call in calls.items():
+        said.clear()
+        await call()
+        statements[name] = {sql for sql in said if re.search(r"\b(timers|history)\b", sql)}
+        assert statements[name], f"{name} asks for no timers"
+    plans = {}
+    async with store._pool.connection() as connection:
+        for analyzed in (False, True):
+            if analyzed:
+                await connection.execute("ANALYZE")
+            for name, several in statements.items():
+                plans[name, analyzed] = [await _plan(connection, sql) for sql in several]
+    await store.close()
+    return plans
+
+
+async def _plan(connection: Any, sql: str) -> Plan:
+    parameters = max((int(n) for n in re.findall(r"\$(\d+)", sql)), default=0)
+    # A generic plan is the same whatever the values are.
+    values = f"({', '.join(['NULL'] * parameters)})" if parameters else ""
+    await connection.execute(f"PREPARE it AS {sql}")
+    [(text,)] = await connection.fetch(f"EXPLAIN (FORMAT JSON) EXECUTE it{values}")
+    await connection.execute("DEALLOCATE it")
+    [plan] = json.loads(text)
+    return plan["Plan"]
+
+
+# Plans are read.
+
+
+def nodes(plan: Plan) -> Iterator[Plan]:
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from nodes(below)
+
+
+def scans(plan: Plan) -> list[Plan]:
+    """The nodes that read timers or history."""
+    return [n for n in nodes(plan) if "Scan" in n["Node Type"] and re.match("timers|history", table(n))]
+
+
+def table(node: Plan) -> str:
+    return str(node.get("Relation Name", ""))
+
+
+def indexes(plan: Plan) -> set[str]:
+    """Which indexes are gone by; those of a slice of history by the columns that they are on."""
+    for scan in scans(plan):
+        assert scan["Node Type"] in ("Index Scan", "Index Only Scan"), f"{scan['Node Type']} of {table(scan)}"
+    return {
+        scan["Index Name"].replace(f"{table(scan)}_", f"{table(scan).partition('_')[0]}_").removesuffix("_idx")
+        for scan in scans(plan)
+    }
+
+
+def read_whole_below(plan: Plan) -> list[str]:
+    """The tables of timers that are read to their end by what is below a node."""
+    if plan["Node Type"] == "Limit":
+        return []
+    found = [table(plan)] if plan["Node Type"].endswith("Scan") and re.match("timers|history", table(plan)) else []
+    return found + [name for below in plan.get("Plans", ()) for name in read_whole_below(below)]
+
+
+def assert_sorts_only_pages(plan: Plan) -> None:
+    for node in nodes(plan):
+        if node["Node Type"] == "Sort":
+            assert read_whole_below(node) == [], f"sorts all of it: {node['Sort Key']}"
+
+
+@pytest.fixture(scope="module", params=["postgres15", "postgres18"])
+def plans(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, bool], list[Plan]]]:
+    server: Postgres = request.getfixturevalue(request.param)
+    url = server.fresh()
+    yield asyncio.run(plans_of(url))
+    server.give_back(url)
+
+
+in_both_ages = pytest.mark.parametrize("analyzed", [False, True], ids=["before ANALYZE", "after ANALYZE"])
+UUID, HISTORY_UUID = {"timers_uuid"}, {"history_uuid"}
+HISTORY_FINAL = {"history_namespace_status_updated_at_seq"}
+
+
+@in_both_ages
+@pytest.mark.parametrize(
+    ("verb", "wanted"),
+    [
+        ("begin", {"timers_due", "timers_uuid"}),
+        ("record", UUID),
+        ("put", set()),
+        ("put final", UUID | HISTORY_UUID),
+        ("get", UUID | HISTORY_UUID),
+        ("amend", UUID),
+        ("cancel", UUID),
+        ("replay", HISTORY_UUID),
+        ("remove", HISTORY_UUID),
+        ("purge", HISTORY_FINAL | HISTORY_UUID),
+    ],
+)
+def test_a_write_goes_by_its_indexes(plans, verb: str, wanted: set[str], analyzed: bool) -> None:
+    assert set().union(*map(indexes, plans[verb, analyzed])) == wanted
+
+
+@in_both_ages
+def test_begin_finds_what_is_due_in_order_and_sorts_no_table(plans, analyzed: bool) -> None:
+    [plan] = plans["begin", analyzed]
+    [oldest] = [n for n in nodes(plan) if n.get("Subplan Name") == "CTE oldest"]
+    [scan] = scans(oldest)
+    assert (scan["Index Name"], "fire_at" in scan["Index Cond"]) == ("timers_due", True)
+    assert not any("Sort" in n["Node Type"] for n in nodes(oldest))
+
+
+def known(reason: str, *parameters: object) -> object:
+    return pytest.param(*parameters, marks=pytest.mark.xfail(strict=True, reason=reason))
+
+
+STALE = "history by status: without statistics the planner prefers (namespace, status, …) and sorts all of it"
+BY_NAME = "the namespace is not in ORDER BY, so with statistics the planner walks everybody's timers for one namespace"
+
+
+@pytest.mark.parametrize(
+    ("name", "analyzed"),
+    [
+        known(STALE, name, analyzed) if query.status is Status.COMPLETED and not analyzed else (name, analyzed)
+        for name, query in FINDS.items()
+        for analyzed in (False, True)
+    ],
+)
+def test_a_list_by_number_sorts_nothing(plans, name: str, analyzed: bool) -> None:
+    [plan] = plans[name, analyzed]
+    assert indexes(plan)
+    assert_sorts_only_pages(plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "analyzed"),
+    [
+        known(BY_NAME, name, analyzed) if analyzed else (name, analyzed)
+        for name, query in FINDS.items()
+        if query.sort is Sort.CREATED_AT and query.status is not Status.COMPLETED
+        for analyzed in (False, True)
+    ],
+)
+def test_a_list_of_a_namespace_reads_no_other(plans, name: str, analyzed: bool) -> None:
+    [plan] = plans[name, analyzed]
+    assert indexes(plan) <= {"timers_namespace", "history_namespace_seq"}
+
+
+VOLATILE = "clock_timestamp() in the condition is volatile, which no index condition may be: it reads the whole table"
+COLLATION = 'namespaces.name is COLLATE "C", so that history.namespace = name can not go by the index'
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "analyzed"),
+    [
+        known(VOLATILE, name, index, analyzed)
+        if filter.status is Status.EXECUTING
+        else known(COLLATION, name, index, analyzed)
+        if filter.status is Status.FAILED and filter.namespace is None
+        else known(BY_NAME, name, index, analyzed)
+        if index == "namespace" and analyzed
+        else (name, index, analyzed)
+        for name, (filter, index) in PAGES.items()
+        for analyzed in (False, True)
+    ],
+)
+def test_a_page_is_a_walk_along_an_index(plans, name: str, index: str, analyzed: bool) -> None:
+    [plan] = plans[name, analyzed]
+    slices = {"seq": "seq", "final": "namespace_status_updated_at_seq"}.get(index, f"{index}_seq")
+    assert indexes(plan) <= {f"timers_{index}", f"history_{slices}"}
+    if index == "final":
+        assert all("namespace = " in scan["Index Cond"] for scan in scans(plan))
+    if name != "page status=executing":
+        assert_sorts_only_pages(plan)
+
+
+async def test_a_begin_leaves_the_indexes_alone(server: Postgres, database: str, clock: ManualClock) -> None:
+    store = await postgres(database, clock)
+    await with_timers(store, *spread(1000, at=START - 1000))
+    held = await holding(store)
+    for _ in range(5):
+        assert len((await store.begin(ALICE, held, 100)).timers) == 100
+    await store.close()  # A session that ends has counted everything.
+    counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'timers'"
+    async with asyncio.timeout(10):
+        while (said := await asyncio.to_thread(server.sql, counts, database)).partition("|")[0] != "500":
+            await asyncio.sleep(0.05)
+    # A page may lack the room for one, because its rows were wider than most.
+    assert int(said.partition("|")[2]) >= 490
+    assert "status" not in server.sql("SELECT indexdef FROM pg_indexes WHERE tablename = 'timers'", database)
