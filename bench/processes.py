@@ -122,8 +122,8 @@ async def _spawn(*command: str, directory: Path, piped: bool = False, **more: st
 
 
 @asynccontextmanager
-async def duetime(directory: Path, database: Path) -> AsyncIterator[Process]:
-    """A ready ``duetime serve`` on the given store file."""
+async def duetime(directory: Path, database: Path | str, **settings: str) -> AsyncIterator[Process]:
+    """A ready ``duetime serve`` on the given store: a file, or the URL of a database."""
     port = free_port()
     process = await _spawn(
         *(sys.executable, "-m", "duetime", "serve"),
@@ -132,8 +132,9 @@ async def duetime(directory: Path, database: Path) -> AsyncIterator[Process]:
         PORT=str(port),
         API_KEY=KEY,
         LOG_LEVEL="warn",
-        DATABASE_URL=f"sqlite:///{database}",
+        DATABASE_URL=database if isinstance(database, str) else f"sqlite:///{database}",
         DUETIME_ALLOW_PRIVATE_TARGETS="on",
+        **settings,
     )
     server = Process(process, port)
     try:

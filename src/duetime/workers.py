@@ -55,7 +55,8 @@ class Workers:
             if code == REFUSED_TO_START and not self._stopping.is_set():
                 self.stop(signal.SIGTERM)
             if self._stopping.is_set():
-                return abs(code)
+                # One that was told to stop before it knew how to drain had nothing in flight.
+                return 0 if code == -signal.SIGTERM else abs(code)
             if self._clock.monotonic() - began > SETTLED_SECONDS:
                 again_seconds = 0.1
             log.error("worker %d ended with %d: starting another", number, code)

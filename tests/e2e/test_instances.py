@@ -1,0 +1,159 @@
+"""Several instances on one database: they share the work, hand it over without firing twice, and see each other."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.postgres import Postgres
+from tests.servers import Duetime, Receiver, Reply, until
+
+LEASE = {"DUETIME_LEASE_TTL": "3s"}
+
+
+@pytest.fixture
+def database(postgres18: Postgres) -> Iterator[str]:
+    yield (url := postgres18.fresh())
+    postgres18.give_back(url)
+
+
+def cluster(service: Duetime) -> list[dict]:
+    return service.request("GET", "/api/v1/cluster").body["instances"]
+
+
+def shares(service: Duetime) -> list[int]:
+    """How many shards each instance owns, once each shard has an owner and each instance a good share; else nothing."""
+    answer = service.request("GET", "/api/v1/cluster").body
+    owned = sorted(len(instance["shards"]) for instance in answer["instances"])
+    return [] if answer["unowned"] or owned[0] < 10 else owned
+
+
+def soon(service: Duetime, receiver: Receiver, id: str, *, delay: str = "200ms") -> None:
+    asked = {"id": id, "delay": delay, "callbackUrl": receiver.url(f"/{id}"), "responseProtocol": "status"}
+    assert service.request("POST", "/api/v1/timers", json=asked).status == 200
+
+
+def test_a_second_instance_takes_its_share_and_gives_it_back(tmp_path: Path, database: str) -> None:
+    with Receiver() as receiver, Duetime(tmp_path / "a", DATABASE_URL=database, **LEASE) as first:
+        until("one owns all", lambda: shares(first) == [64])
+        with Duetime(tmp_path / "b", DATABASE_URL=database, **LEASE) as second:
+            until("both own something", lambda: len(shares(first)) == 2)
+            until("the same is seen by both", lambda: cluster(first) == cluster(second))
+            # Whoever is asked, the owner fires, and at once.
+            for n in range(40):
+                soon((first, second)[n % 2], receiver, f"shared-{n}")
+            for n in range(40):
+                receiver.wait(f"/shared-{n}")
+            assert second.terminate() == 0
+        until("one owns all again", lambda: shares(first) == [64])
+        soon(first, receiver, "alone")
+        receiver.wait("/alone")
+        assert all(len(receiver.at(f"/shared-{n}")) == 1 for n in range(40))
+
+
+def test_a_shard_moves_only_when_its_attempts_are_done(tmp_path: Path, database: str) -> None:
+    with Receiver() as receiver, Duetime(tmp_path / "a", DATABASE_URL=database, **LEASE) as first:
+        url = receiver.reply("/slow", Reply(hang=True))
+        for n in range(30):
+            asked = {"id": f"slow-{n}", "delay": "0s", "callbackUrl": url, "responseProtocol": "status"}
+            assert first.request("POST", "/api/v1/timers", json=asked).status == 200
+        receiver.wait("/slow", 30)
+        with Duetime(tmp_path / "b", DATABASE_URL=database, **LEASE) as second:
+            until("the second owns what was idle", lambda: any(len(i["shards"]) > 5 for i in cluster(second)[:2]))
+            receiver.release()
+            until("both own something", lambda: len(shares(first)) == 2)
+            found = second.request("GET", "/api/v1/timers?limit=100").body["timers"]
+            assert {timer["status"] for timer in found} == {"completed"} and len(found) == 30
+    assert len(receiver.at("/slow")) == 30
+
+
+def test_what_one_instance_does_to_namespaces_the_other_knows(tmp_path: Path, database: str) -> None:
+    with (
+        Receiver() as receiver,
+        Duetime(tmp_path / "a", DATABASE_URL=database, **LEASE) as first,
+        Duetime(tmp_path / "b", DATABASE_URL=database, **LEASE) as second,
+    ):
+        assert first.request("POST", "/api/v1/namespaces", json={"name": "shop"}).status == 201
+        assert second.request("GET", "/api/v1/namespaces/shop").status == 200
+        assert first.request("PATCH", "/api/v1/namespaces/shop", json={"paused": True}).status == 200
+        asked = {"namespace": "shop", "id": "held", "delay": "0s", "callbackUrl": receiver.url("/held")}
+        assert second.request("POST", "/api/v1/timers", json=asked).status == 200
+        until("it is known", lambda: second.request("GET", "/api/v1/namespaces/shop").body["paused"])
+        assert second.request("PATCH", "/api/v1/namespaces/shop", json={"paused": False}).status == 200
+        receiver.wait("/held")
+
+
+# DUETIME_WORKERS.
+
+
+def workers(service: Duetime) -> list[psutil.Process]:
+    assert service.process is not None
+    return psutil.Process(service.process.pid).children()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_workers_share_a_port_and_stop_together(tmp_path: Path, database: str, number: int) -> None:
+    with Receiver() as receiver, Duetime(tmp_path, DATABASE_URL=database, DUETIME_WORKERS="2", **LEASE) as service:
+        until("both take part", lambda: len(shares(service)) == 2)
+        assert {instance["name"].rpartition(":")[2] for instance in cluster(service)} == {
+            str(worker.pid) for worker in workers(service)
+        }
+        for n in range(20):
+            soon(service, receiver, f"worker-{n}")
+            service.disconnect()  # the next connection may be the other worker's
+        for n in range(20):
+            receiver.wait(f"/worker-{n}")
+        service.signal(number)
+        assert service.wait() == 0
+        assert service.stderr.count("every outcome is recorded") == 2 and "Traceback" not in service.stderr
+
+
+def test_a_worker_that_dies_is_replaced(tmp_path: Path, database: str) -> None:
+    with Receiver() as receiver, Duetime(tmp_path, DATABASE_URL=database, DUETIME_WORKERS="2", **LEASE) as service:
+        until("both take part", lambda: len(shares(service)) == 2)
+        victim = workers(service)[0]
+        victim.kill()
+        service.disconnect()
+        until("another is there", lambda: len(workers(service)) == 2 and victim not in workers(service))
+        until("both take part", lambda: len(shares(service)) == 2 and len(cluster(service)) == 2)
+        soon(service, receiver, "after")
+        receiver.wait("/after")
+        assert "ended with -9: starting another" in service.stderr
+
+
+def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path, database: str) -> None:
+    with Duetime(tmp_path, DATABASE_URL=database, DUETIME_WORKERS="2", **LEASE) as service:
+        until("both take part", lambda: len(shares(service)) == 2)
+        orphans = workers(service)
+        service.kill()
+        until("they are gone", lambda: not any(_lives(orphan) for orphan in orphans))
+        assert "is gone: finishing what is in flight" in service.stderr
+
+
+def test_workers_that_cannot_start_say_why_once_and_end(tmp_path: Path, database: str) -> None:
+    with Duetime(tmp_path / "first", DATABASE_URL=database):
+        pass
+    service = Duetime(tmp_path, DATABASE_URL=database, DUETIME_WORKERS="2", DUETIME_SHARDS="8", start=False)
+    service.spawn()
+    assert service.wait() == 2
+    assert "the number of shards is fixed, set it to 64" in service.stderr
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_one_key_for_all_workers(tmp_path: Path, database: str) -> None:
+    with Duetime(tmp_path, bare=True, DATABASE_URL=database, DUETIME_WORKERS="3", start=False) as service:
+        service.spawn()
+        until("the port is open", lambda: service.stderr.count("is listening on") == 3)
+        assert os.stat(tmp_path / "duetime.key").st_mode & 0o777 == 0o600
+        assert service.terminate() == 0
