@@ -15,7 +15,10 @@ class Late:
 
     seconds: float = 0.0
     timers: int = 0
-    after_seconds: float = 0.0  # how long after the fault the worst one was due
+    what: str = "none"
+
+    def __str__(self) -> str:
+        return f"{self.timers} timers, the worst {self.what}"
 
 
 class Lateness:
@@ -24,16 +27,19 @@ class Lateness:
         first: dict[tuple[str, int], Callback] = {}
         for callback in sorted(ledger.callbacks, key=lambda callback: callback.received_ns):
             first.setdefault((callback.id, callback.at_ms), callback)
+        due = [(self._due_ns(callback), callback) for callback in first.values() if callback.id in ledger.promises]
         self._firsts = sorted(
-            ((self._due_ns(callback), callback) for callback in first.values() if callback.id in ledger.promises),
-            key=itemgetter(0),
+            ((due_ns, callback) for due_ns, callback in due if due_ns <= callback.received_ns), key=itemgetter(0)
         )
 
     def _due_ns(self, callback: Callback) -> int:
-        """When it could be expected: a create or an update may have been written after the time that it names."""
+        """When it could be expected: the write that set its time may have been answered after that.
+
+        One that was answered even after the callback came tells nothing of when it was written.
+        """
         promise = self._ledger.promises[callback.id]
-        written = [asked.answered_ns for asked in (promise.created, *promise.updates)]
-        return max(callback.at_ms * 1_000_000, *(ns for ns in written if ns <= callback.received_ns), 0)
+        written = [asked for asked in (promise.created, *promise.updates) if asked.at_ms == callback.at_ms]
+        return max([callback.at_ms * 1_000_000, *(asked.answered_ns for asked in written)])
 
     def of(self, fault: Fault, *, from_ns: int, until_ns: int, hit: bool, since_ns: int = 0) -> Late:
         """The timers that fell due between two instants, in shards that the fault hit or in the others.
@@ -42,13 +48,16 @@ class Lateness:
         before which nothing could be expected to fire.
         """
         low, high = (bisect_left(self._firsts, at, key=itemgetter(0)) for at in (from_ns, until_ns))
-        late_ns = [
-            (callback.received_ns - max(due_ns, since_ns), due_ns)
+        some = [
+            (callback.received_ns - max(due_ns, since_ns), due_ns, callback)
             for due_ns, callback in self._firsts[low:high]
             if callback.attempt == 1 and self._is_hit(fault, callback) is hit
         ]
-        worst_ns, due_ns = max(late_ns, default=(0, fault.from_ns))
-        return Late(max(0, worst_ns) / 1e9, len(late_ns), (due_ns - fault.from_ns) / 1e9)
+        if not some:
+            return Late()
+        worst_ns, due_ns, worst = max(some, key=itemgetter(0))
+        what = f"due {(due_ns - fault.from_ns) / 1e9:+.2f} s after it: {worst} of {self._ledger.promises[worst.id]}"
+        return Late(max(0, worst_ns) / 1e9, len(some), what)
 
     def _is_hit(self, fault: Fault, callback: Callback) -> bool:
         return fault.shards is None or self._ledger.promises[callback.id].shard in fault.shards

@@ -71,6 +71,10 @@ class World:
         """Keep the worst."""
         self.figures[figure] = max(value, self.figures.get(figure, 0.0))
 
+    def add(self, figure: str, value: float) -> None:
+        """Keep the sum."""
+        self.figures[figure] = self.figures.get(figure, 0.0) + value
+
     def hold(self, figure: str, value: float, bound: float, what: str = "") -> None:
         """Keep the worst, and hold it to a bound, give or take what a busy machine costs."""
         self.note(figure, value)
