@@ -83,15 +83,21 @@ class SettingsError(DuetimeError):
 
 
 class StoreError(DuetimeError):
-    """The store could not do what was asked."""
+    """The store could not do what was asked. Its text, which may name hosts, is for the log; clients get ``public``."""
+
+    public = "the timer store can't be used now"
 
 
 class StoreUnavailable(StoreError):
     """Nothing was written; the same call may work later."""
 
+    public = "the timer store can't be reached now: nothing was written, try again"
+
 
 class StoreIndeterminate(StoreError):
     """A write was sent and nobody knows whether it was committed."""
+
+    public = "the timer store did not answer: it may or may not have been written; repeat it with the same id to know"
 
 
 class StoreFailed(StoreError):

@@ -69,7 +69,7 @@ def begin(timer: Timer, *, now: int, version: int) -> Timer:
 def settle(timer: Timer, outcome: Outcome, *, sent_at: int, now: int, uniform: Uniform) -> Timer:
     """What the outcome of an attempt that was sent at ``sent_at`` makes of the timer."""
     error, next_execute_at = _read(timer.definition.protocol, outcome)
-    error = None if error is None else error[:ERROR_LENGTH_MAX]
+    error = None if error is None else error[:ERROR_LENGTH_MAX].replace("\0", "\ufffd")  # not every store holds a NUL
     attempts = (*timer.attempts, _kept(timer, outcome, error, sent_at, now))[-ATTEMPTS_KEPT_MAX:]
     if next_execute_at is not None:
         next_execute_at = max(next_execute_at, now + RESCHEDULE_MS_MIN)

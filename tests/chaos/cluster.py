@@ -11,7 +11,6 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,7 @@ class Member(Duetime):
 
 class Cluster:
     def __init__(
-        self, directory: Path, *, instances: int, bugs: Sequence[str | None], proxied: bool, movable_clocks: bool
+        self, directory: Path, *, instances: int, bug: str | None, proxied: bool, movable_clocks: bool
     ) -> None:
         self.postgres = Postgres(18)
         self._url = self.postgres.url()
@@ -100,7 +99,7 @@ class Cluster:
                 directory / f"instance-{number}",
                 role=f"instance_{number}",
                 database_url=self.proxy.url(self._url) if self.proxy else self._url,
-                bug=bugs[number % len(bugs)],
+                bug=bug,
                 movable_clock=movable_clocks,
             )
             for number in range(instances)
@@ -123,7 +122,7 @@ class Cluster:
             member.spawn()
         for member in self.members:
             await self.wait_ready(member)
-        await self.wait("every shard has an owner", lambda: self._all_owned())
+        await self.wait("every shard has an owner", self._all_owned)
 
     async def restart(self, member: Member) -> None:
         member.spawn()
@@ -142,8 +141,13 @@ class Cluster:
         await self.wait(f"{member.role} is known to the others", known)
         member.owner_id = found[0][0]
 
+    async def unowned(self) -> frozenset[int]:
+        return frozenset(
+            shard for (shard,) in await self.query("SELECT shard FROM duetime.shards WHERE owner_id IS NULL")
+        )
+
     async def _all_owned(self) -> bool:
-        return not await self.query("SELECT FROM duetime.shards WHERE owner_id IS NULL LIMIT 1")
+        return not await self.unowned()
 
     async def wait(self, what: str, condition: Any, seconds: float = 30.0) -> None:
         """Until a condition of the database holds."""

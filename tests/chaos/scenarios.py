@@ -37,7 +37,8 @@ UNRECORDED_SECONDS = 0.1
 async def _stricken(world: World, member: Member, kind: str, from_ns: int) -> Fault:
     """What a fault that has just hit this instance had in its hands."""
     await asyncio.sleep(UNRECORDED_SECONDS)
-    shards = await world.cluster.shards_of(member)
+    # A shard that nobody owns is on its way to somebody, who may be the one that was hit.
+    shards = await world.cluster.shards_of(member) | await world.cluster.unowned()
     in_flight = await world.cluster.in_flight(member)
     return Fault(kind, from_ns, time.time_ns(), in_flight, shards)
 

@@ -15,7 +15,9 @@ INSTALL = """
 CREATE SCHEMA chaos;
 CREATE TABLE chaos.owners (shard int PRIMARY KEY, role name);
 INSERT INTO chaos.owners SELECT shard FROM duetime.shards;
-CREATE TABLE chaos.stale (at timestamptz DEFAULT clock_timestamp(), what text, role name, owner name, shard int, id text);
+CREATE TABLE chaos.stale (
+    at timestamptz DEFAULT clock_timestamp(), what text, role name, owner name, shard int, id text
+);
 
 CREATE FUNCTION chaos.note_owner() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

@@ -6,7 +6,7 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from tests.chaos.ledger import Fault, Ledger, Said
 from tests.chaos.load import Load
 from tests.chaos.receiver import ReceiverProcess
 
-PATIENCE_SECONDS = 45.0
 QUIET_SECONDS = 0.5
 
 
@@ -33,7 +32,8 @@ class Options:
     ahead_seconds_max: float = 6.0
     noise_seconds: float = 0.0  # how much later than promised is put down to a busy machine
     hang_seconds: float = 60.0
-    bugs: Sequence[str | None] = (None,)
+    patience_seconds: float = 45.0
+    bug: str | None = None
     say: Callable[[str], None] = print
 
 
@@ -51,7 +51,7 @@ class World:
             self.cluster = Cluster(
                 directory,
                 instances=options.instances,
-                bugs=options.bugs,
+                bug=options.bug,
                 proxied=proxied,
                 movable_clocks=movable_clocks,
             )
@@ -95,7 +95,7 @@ class World:
 
     async def settle(self) -> None:
         """Wait until every timer is final and what is owed has come, or our patience is at an end."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + self.options.patience_seconds
         live = await self.cluster.live()
         while live and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
@@ -104,7 +104,7 @@ class World:
             rows = await self.cluster.query(
                 "SELECT id, status, attempt, lost, version, deadline_at, fire_at, shard FROM duetime.timers LIMIT 3"
             )
-            self.wrong.append(f"{live} timers are not final after {PATIENCE_SECONDS:g} s: {rows}")
+            self.wrong.append(f"{live} timers are not final after {self.options.patience_seconds:g} s: {rows}")
         await asyncio.sleep(QUIET_SECONDS)  # for what should not come
         self.ledger.callbacks = list(self.receiver.callbacks())
 
@@ -115,8 +115,8 @@ class World:
         if stale:
             self.wrong.append(f"{stale} writes of stale owners: {await self.cluster.query(watch.STALE)}")
         rows = await self.cluster.query(
-            "SELECT id, count(*) FROM (SELECT id FROM duetime.timers UNION ALL SELECT id FROM duetime.history) AS every "
-            "GROUP BY id"
+            "SELECT id, count(*) FROM "
+            "(SELECT id FROM duetime.timers UNION ALL SELECT id FROM duetime.history) AS every GROUP BY id"
         )
         there = {id: count for id, count in rows}
         for id, count in there.items():

@@ -35,7 +35,7 @@ def refusal(directory: Path, **env: str) -> str:
         ({"PORT": "http"}, "PORT=http: must be a whole number"),
         ({"HOST": "999.1.1.1"}, "HOST=999.1.1.1: must be an IP address"),
         ({"DATABASE_URL": "sqlite://x"}, "DATABASE_URL: must be sqlite:///path"),
-        ({"DATABASE_URL": "postgresql://u:hunter2@h/d"}, "DATABASE_URL: postgresql is not supported yet"),
+        ({"DATABASE_URL": "mysql://u:hunter2@h/d"}, "DATABASE_URL: mysql is not supported yet"),
         ({"LOG_LEVEL": "loud"}, "LOG_LEVEL=loud: must be trace"),
         ({"DUETIME_LEASE_TTL": "10"}, "DUETIME_LEASE_TTL=10: must be a duration"),
         ({"DUETIME_SHARDZ": "1"}, "did you mean DUETIME_SHARDS"),

@@ -187,7 +187,8 @@ class DurableDoor:
         details = {"field": error.field} if isinstance(error, InvalidInput) and error.field else {}
         for kind, status, code in _ERRORS:
             if isinstance(error, kind):
-                return status, schema.Failure(code, str(error), details, self._now())
+                message = error.public if isinstance(error, StoreError) else str(error)
+                return status, schema.Failure(code, message, details, self._now())
         message = "internal error: the log of the service has the details"
         return 500, schema.Failure("INTERNAL_ERROR", message, {}, self._now())
 

@@ -178,6 +178,8 @@ class Application:
             response = door.refusal(error)
             if response.status == 500:
                 log.exception("%s %s failed", request.method, scope["path"])
+            elif response.status == 503:
+                log.warning("%s %s: %s", request.method, scope["path"], error)
         headers = list(response.headers)
         if response.status != 204:
             headers.append((b"content-length", str(len(response.body)).encode()))

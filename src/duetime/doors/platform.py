@@ -144,7 +144,7 @@ class PlatformDoor:
             case Unauthorized():
                 return _reply(401, UNAUTHORIZED, str(error))
             case StoreError():
-                response = _reply(503, INTERNAL, f"database error: {error}")
+                response = _reply(503, INTERNAL, f"database error: {error.public}")
                 response.headers = (JSON, (b"retry-after", b"1"))
                 return response
         return _reply(500, INTERNAL, "internal error: the log of the service has the details")

@@ -111,7 +111,7 @@ class Ownership:
         await self._move_out(self._held.keys() - wanted)
         self._telemetry.owned_shards(len(self._held))
         self._next_wait_ms = self._lease_ms / 3
-        if self._leaving or self._suspect:
+        if self._leaving or self._suspect or self._clock.monotonic() >= self._trusted_until:
             self._next_wait_ms = MOVE_WAIT_MS
         elif standing.free_at is not None:
             self._next_wait_ms = min(self._next_wait_ms, standing.free_at - standing.now + TAKEOVER_WAIT_MS)

@@ -1,0 +1,57 @@
+"""What came of the scenarios, as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.chaos.world import Result
+
+VIOLATIONS_SHOWN_MAX = 10
+_SECONDS = ("takeover", "others late", "late", "firing again", "stop", "gave up")
+
+
+def table(results: Sequence[Result]) -> str:
+    head = [
+        "fault",
+        "times",
+        "acknowledged",
+        "lost",
+        "early",
+        "after cancel",
+        "moved",
+        "ids",
+        "duplicates",
+        "unexcused",
+    ]
+    head += ["stale writes", "other violations", "took", "worst"]
+    rows = [head]
+    for result in results:
+        found, figures = result.verdict.found, dict(result.figures)
+        stale = figures.pop("stale writes", 0)
+        counts = [result.times, result.verdict.acknowledged]
+        counts += [found[kind] for kind in ("lost", "early", "after cancel", "moved", "ids")]
+        counts += [result.verdict.duplicates, found["twice"], int(stale)]
+        counts += [len(result.wrong) + found["unasked"] + found["answers"]]
+        shown = ", ".join(_figure(name, value) for name, value in figures.items())
+        rows.append([result.scenario, *map("{:,}".format, counts), f"{result.seconds:.0f} s", shown])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        first, *numbers, worst = row
+        cells = [first.ljust(widths[0]), *(n.rjust(w) for n, w in zip(numbers, widths[1:], strict=False)), worst]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _figure(name: str, value: float) -> str:
+    return f"{name} {value:.2f} s" if name in _SECONDS else f"{value:g} {name}"
+
+
+def details(result: Result) -> str:
+    """What was answered, and what was violated."""
+    answers = ", ".join(f"{count} × {what}" for what, count in result.answers.items())
+    lines = [f"{result.scenario}: {answers}"]
+    lines += [f"VIOLATION {violation}" for violation in result.violations[:VIOLATIONS_SHOWN_MAX]]
+    if len(result.violations) > VIOLATIONS_SHOWN_MAX:
+        lines.append(f"… and {len(result.violations) - VIOLATIONS_SHOWN_MAX} more violations")
+    return "\n".join(lines)

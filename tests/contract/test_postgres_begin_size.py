@@ -1,0 +1,150 @@
+"""How much one begin of the PostgreSQL store answers: never so much that a stopped client keeps its successor out.
+
+The server sends the answer while the statement, and with it the share lock on the shards, is still open. It can close
+it only if what is sent fits the buffers between the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+from msgspec import Raw
+
+from duetime.model import Attempt, OutcomeKind, Timer
+from duetime.stores import postgres_pool, postgres_statements
+from tests.clocks import START, ManualClock
+from tests.contract.stores import SHARDS, postgres
+from tests.contract.timers import ALICE, BOB, EVERYTHING, LEASE_MS, definition, holding, timer, with_timers
+
+ETHERNET = 1448
+"""What a segment holds between two machines. On loopback it is 64 KiB, and buffers are as much larger."""
+
+
+def big(id: str, size: int, **changes: object) -> Timer:
+    """A timer with a payload that does not compress."""
+    payload = bytes(random.Random(id).choices(b"0123456789abcdefghijklmnopqrstuvwxyz", k=size))
+    return timer(id, at=START - 1, definition=definition(Raw(b'"' + payload + b'"')), **changes)
+
+
+async def test_a_begin_stops_at_about_its_limit_and_says_that_there_is_more(database: str, clock: ManualClock) -> None:
+    store = await postgres(database, clock)
+    await with_timers(store, *(big(f"b{n}", 200_000, shard=n % SHARDS) for n in range(20)))
+    held = await holding(store)
+    rounds = []
+    while (answer := await store.begin(ALICE, held, EVERYTHING)).timers:
+        rounds.append(len(answer.timers))
+        assert answer.next_at == START
+    assert sum(rounds) == 20
+    limit = postgres_statements.BEGIN_BYTES_MAX // 200_000 + 1
+    assert max(rounds) <= limit
+    assert answer.next_at is None
+    await store.close()
+
+
+async def test_one_that_is_larger_than_the_limit_is_begun_alone(database: str, clock: ManualClock) -> None:
+    store = await postgres(database, clock)
+    size = 2 * postgres_statements.BEGIN_BYTES_MAX
+    await with_timers(store, big("x", size), big("y", size), timer("small"))
+    held = await holding(store)
+    answers = [await store.begin(ALICE, held, EVERYTHING) for _ in range(4)]
+    assert [[t.id for t in answer.timers] for answer in answers] == [["x"], ["y"], ["small"], []]
+    assert [answer.next_at for answer in answers] == [START, START, None, None]
+    await store.close()
+
+
+class Stopped:
+    """A client that sends a statement and then reads nothing, as a process does that was stopped."""
+
+    def __init__(self, url: str, segment: int) -> None:
+        parts = urlsplit(url)
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment)
+        self._socket.connect((parts.hostname, parts.port))
+        settings = postgres_pool._SESSION | {"user": "postgres", "database": parts.path[1:]}
+        words = b"".join(f"{name}\0{value}\0".encode() for name, value in settings.items())
+        self._send(b"", b"\0\3\0\0" + words + b"\0")
+        self._until_ready()
+
+    def prepare(self, sql: str) -> None:
+        self.ask(f"PREPARE it AS {sql}")
+        self._until_ready()
+
+    def ask(self, sql: str) -> None:
+        self._send(b"Q", sql.encode() + b"\0")
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _send(self, kind: bytes, body: bytes) -> None:
+        self._socket.sendall(kind + struct.pack("!I", len(body) + 4) + body)
+
+    def _until_ready(self) -> None:
+        said = b""
+        while not said.endswith((b"Z\0\0\0\5I", b"Z\0\0\0\5E")):
+            said += self._socket.recv(65536)
+        assert said.endswith(b"I"), said
+
+
+@contextmanager
+def stopped_in_a_begin(url: str, segment: int) -> Iterator[None]:
+    """Alice begins all that she can, at version 1 of every shard, and is stopped before she reads the answer."""
+    with closing(Stopped(url, segment)) as client:
+        client.prepare(postgres_statements.BEGIN)
+        versions = ", ".join(["1"] * SHARDS)
+        client.ask(f"EXECUTE it ('\\x{ALICE.hex()}', ARRAY[{versions}], 1000, {START}, false)")
+        yield
+
+
+SEGMENT = "over Ethernet the buffers hold less than BEGIN_BYTES_MAX (about 700 KB here): the claim waits for the client"
+ATTEMPTS = (
+    "BEGIN_BYTES_MAX counts the definition alone, and what is kept of ten attempts is up to 7 KB (28 KB in UTF-8)"
+)
+KEPT = tuple(Attempt(n, START, 4, OutcomeKind.ANSWERED, 500, "e" * 500, "a" * 200) for n in range(10))
+
+
+@pytest.mark.parametrize(
+    ("timers", "segment"),
+    [
+        ([big(f"b{n}", 200_000, shard=n % SHARDS) for n in range(10)], 65_000),
+        ([big(f"b{n}", 200, shard=n % SHARDS) for n in range(1000)], ETHERNET),
+        pytest.param(
+            *([big(f"b{n}", 200_000, shard=n % SHARDS) for n in range(10)], ETHERNET),
+            marks=pytest.mark.xfail(strict=True, reason=SEGMENT),
+        ),
+        pytest.param(
+            *([big(f"b{n}", 10, shard=n % SHARDS, attempts=KEPT) for n in range(1000)], 65_000),
+            marks=pytest.mark.xfail(strict=True, reason=ATTEMPTS),
+        ),
+    ],
+    ids=["large, nearby", "many, over Ethernet", "large, over Ethernet", "with many attempts, nearby"],
+)
+async def test_an_owner_that_was_stopped_in_a_begin_does_not_keep_its_successor_waiting(
+    database: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, timers: list[Timer], segment: int
+) -> None:
+    monkeypatch.setitem(postgres_pool._SESSION, "statement_timeout", "2000")
+    store = await postgres(database, clock)
+    await with_timers(store, *timers)
+    assert set((await store.claim(ALICE, range(SHARDS), 1)).values()) == {1}
+    clock.advance(1)
+    try:
+        with stopped_in_a_begin(database, segment):
+            await begun(store)
+            assert await store.claim(BOB, range(SHARDS), LEASE_MS) == dict.fromkeys(range(SHARDS), 2)
+    finally:
+        await store.close()
+
+
+async def begun(store) -> None:
+    """Wait until the begin is committed, or until it has been sending for a while."""
+    busy = "SELECT FROM pg_stat_activity WHERE query LIKE 'EXECUTE it%' AND state = 'active'"
+    for _ in range(50):
+        await asyncio.sleep(0.02)
+        if not await store._pool.read(busy + " AND datname = current_database()"):
+            return
