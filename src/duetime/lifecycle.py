@@ -185,10 +185,10 @@ def _read(protocol: ResponseProtocol, outcome: Outcome) -> tuple[str | None, int
     """The error of an outcome, or the instant that a rescheduling answer names; neither means success."""
     if outcome.kind is not OutcomeKind.ANSWERED:
         return outcome.error or str(outcome.kind), None
+    if outcome.status is None:
+        return None, None  # A broker has no more to say than that it has the message.
     if protocol is ResponseProtocol.STATUS:
-        # A target without a status (a broker that confirmed the publish) has answered by taking it.
-        success = outcome.status is None or 200 <= outcome.status < 300
-        return (None if success else outcome.error or f"HTTP {outcome.status}"), None
+        return (None if 200 <= outcome.status < 300 else outcome.error or f"HTTP {outcome.status}"), None
     if outcome.status != 200:
         return outcome.error or f"HTTP {outcome.status}", None
     try:

@@ -97,6 +97,7 @@ class OutcomeKind(enum.StrEnum):
     UNREACHABLE = "unreachable"  # no connection, or it broke before the answer
     TIMED_OUT = "timed_out"
     REFUSED = "refused"  # the address guard did not let it out
+    AWAY = "away"  # nothing was sent: what carries it there is not connected
 
 
 ATTEMPTS_KEPT_MAX = 10

@@ -9,18 +9,23 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 from duetime import __version__
+from duetime.brokers.nats import Names, NatsBroker
 from duetime.clock import Clock, SystemClock, VirtualClock
+from duetime.deliverer import Deliverer
+from duetime.deliverers.broker import BrokerDeliverer
 from duetime.deliverers.egress import Egress
 from duetime.deliverers.http import HttpDeliverer
+from duetime.doors.broker import BrokerDoor
 from duetime.doors.durable import DurableDoor
 from duetime.doors.http import Application, Door, Keys, bind, server
 from duetime.doors.operations import OperationsDoor
 from duetime.doors.platform import PlatformDoor
 from duetime.doors.reference import ReferenceDoor
 from duetime.engine.engine import Engine, EngineOptions
-from duetime.model import FOREVER_MS, HttpTarget
+from duetime.model import FOREVER_MS, HttpTarget, NatsTarget
 from duetime.service import Service
 from duetime.settings import Settings
 from duetime.settings.keyfile import ensure_api_key
@@ -51,6 +56,22 @@ def build_store(settings: Settings, clock: Clock, *, virtual: bool) -> Store:
     if path is None:
         return MemoryStore(clock, shards=settings.shards)
     return SqliteStore(path, clock, shards=settings.shards)
+
+
+def build_broker(settings: Settings) -> NatsBroker | None:
+    if settings.timer_broker_url is None:
+        return None
+    return NatsBroker(
+        settings.timer_broker_url,
+        Names(
+            commands=settings.broker_commands,
+            events=settings.broker_events,
+            dead_letters=settings.broker_dead_letters,
+            commands_stream=settings.broker_commands_stream,
+            events_stream=settings.broker_events_stream,
+            dead_letters_stream=settings.broker_dead_letters_stream,
+        ),
+    )
 
 
 def _retention_ms(settings: Settings) -> int:
@@ -91,7 +112,9 @@ class Node:
             keys_of=lambda namespace: self.service.signing_keys(namespace),
             version=__version__,
         )
-        deliverers = {HttpTarget: self.deliverer}
+        self.broker = build_broker(settings)
+        deliverers: dict[type[Any], Deliverer] = {HttpTarget: self.deliverer}
+        deliverers[NatsTarget] = BrokerDeliverer(self.broker, clock)
         self.engine = Engine(
             self.store,
             deliverers,
@@ -131,6 +154,14 @@ class Node:
             refusal=platform.refusal,
             virtual_clock=virtual,
         )
+        self._broker_door = self.broker and BrokerDoor(
+            self.service,
+            self.broker,
+            self.telemetry,
+            events=settings.broker_events,
+            dead_letters=settings.broker_dead_letters,
+            bytes_max=settings.max_request_bytes,
+        )
         reference = ReferenceDoor(durable.operations(), version=__version__, refusal=durable.refusal)
         doors: list[Door] = [platform, durable, operations, reference]
         self._server = server(Application(doors, fallback=platform, under={"/api/": durable}))
@@ -163,10 +194,16 @@ class Node:
                 serving = tasks.create_task(self._server.serve([listener]))
                 engine = tasks.create_task(self.engine.run())
                 others = [tasks.create_task(each) for each in (self._watch_store(), self.service.run())]
+                if self.broker is not None:
+                    others.append(tasks.create_task(self.broker.run()))
+                taking = tasks.create_task(self._broker_door.run()) if self._broker_door else None
                 self._ready = True
                 self.started.set()
                 await self._stop.wait()
                 self._ready = False
+                if self._broker_door and taking:
+                    self._broker_door.drain()
+                    await taking
                 self.engine.drain()
                 await engine
                 self._server.should_exit = True
@@ -175,6 +212,8 @@ class Node:
                     task.cancel()
         finally:
             await self.deliverer.close()
+            if self.broker is not None:
+                await self.broker.close()
             await self.store.close()
 
     async def _watch_store(self) -> None:
@@ -183,8 +222,6 @@ class Node:
 
 async def serve(settings: Settings, *, virtual_clock: bool = False, listener: socket.socket | None = None) -> None:
     """Run one node in the foreground until a signal ends it; or, with a listener, until standard input ends, too."""
-    if settings.timer_broker_url is not None:
-        log.warning("TIMER_BROKER_URL is set, but this version has no broker door: it is not used")
     node = Node(settings, virtual_clock=virtual_clock, listener=listener)
     loop = asyncio.get_running_loop()
     if listener is not None:

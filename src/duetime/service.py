@@ -140,6 +140,28 @@ class Service:
         checks = await asyncio.gather(*map(self.check_target, places.values()), return_exceptions=True)
         return {place: check for place, check in zip(places, checks, strict=True) if isinstance(check, DuetimeError)}
 
+    async def schedule_many(self, news: Sequence[NewTimer]) -> list[DuetimeError | None]:
+        """Make these timers in one durable write. One that is pending already is moved to the new time, one that has
+        been fired is left alone: a command may come more than once. Namespaces are made as they are needed."""
+        for name in {new.namespace for new in news} - self._namespaces.keys():
+            await self.create_namespace(name, shards=None, retention_ms=None)
+        timers = [await self._made(new) for new in news]
+        taken = await self._store.put_many(timers) if timers else []
+        errors: list[DuetimeError | None] = [None] * len(timers)
+        for place, (timer, there) in enumerate(zip(timers, taken, strict=True)):
+            if there is not None and there.status is Status.PENDING and there.execute_at != timer.execute_at:
+                try:
+                    await self.update(
+                        timer.namespace, timer.id, execute_at=timer.execute_at, change=lambda definition: definition
+                    )
+                except (TimerNotPending, TimerNotFound):
+                    pass  # It was fired or removed meanwhile.
+                except DuetimeError as error:
+                    errors[place] = error
+        if timers:
+            self._nudge(min(timer.fire_at for timer in timers))
+        return errors
+
     async def upsert(self, new: NewTimer) -> Timer:
         """Write a timer, in the place of the one with its identity if there is one that is not executing."""
         await self.check_target(new.definition.target)

@@ -28,6 +28,9 @@ class Telemetry:
             ["outcome", "status"],
             registry=r,
         )
+        self._refused_commands = Counter(
+            "duetime_refused_commands", "Commands from the broker that went to the dead letters.", registry=r
+        )
         self._deferred = Counter(
             "duetime_deferred",
             "Begun timers put back unspent: their destination or the lease did not allow them now.",
@@ -65,6 +68,10 @@ class Telemetry:
     def attempted(self, kind: OutcomeKind, status: Status) -> None:
         self._counter_of_attempts(kind, status).inc()
         self._processed.inc()
+
+    def refused_command(self) -> None:
+        self._commands.inc()
+        self._refused_commands.inc()
 
     def deferred(self) -> None:
         self._deferred.inc()

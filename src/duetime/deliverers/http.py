@@ -18,17 +18,17 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from urllib.parse import quote
 
-import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from duetime.clock import Clock
+from duetime.deliverers.bodies import body_of
 from duetime.deliverers.client import Answer, HttpClient, Unreachable
 from duetime.deliverers.deadlines import Deadlines
 from duetime.deliverers.egress import Egress, Refused, Unresolved, Url, parse_url
 from duetime.deliverers.signing import sign
 from duetime.errors import InvalidInput
-from duetime.model import BodyFormat, HttpTarget, Outcome, OutcomeKind, Target, Timer
-from duetime.timetext import format_duration, format_time
+from duetime.model import HttpTarget, Outcome, OutcomeKind, Target, Timer
+from duetime.timetext import format_duration
 
 ROUTES_CACHED_MAX = 1024
 HEADER_CHARS_CACHED_MAX = 4096  # a target with longer headers is prepared anew each time, so the cache stays small
@@ -53,13 +53,13 @@ _RESERVED_HEADERS = frozenset(
         *("upgrade", "expect", "webhook-id", "webhook-timestamp", "webhook-signature", "traceparent"),
     }
 )
-_RESERVED_PREFIX = "duetime-"
+_RESERVED_PREFIXES = ("duetime-", "nats-")  # the second tell a broker what to do with a message
 
 
 def is_reserved(header: str) -> bool:
     """Whether a timer may not set this header of its callback."""
     folded = header.lower()
-    return folded in _RESERVED_HEADERS or folded.startswith(_RESERVED_PREFIX)
+    return folded in _RESERVED_HEADERS or folded.startswith(_RESERVED_PREFIXES)
 
 
 _log = logging.getLogger(__name__)
@@ -75,18 +75,6 @@ class _Route(Struct, frozen=True):
 
     url: Url
     head: bytes  # the request line and the headers that do not change
-
-
-class _Envelope(Struct, frozen=True, rename="camel"):
-    id: str
-    namespace: str
-    execute_at: str
-    attempt: int
-    payload: Raw
-
-
-_NULL = Raw(b"null")
-_encode = msgspec.json.Encoder().encode
 
 
 class HttpDeliverer:
@@ -191,9 +179,10 @@ class HttpDeliverer:
 
     def _message(self, route: _Route, timer: Timer) -> bytes:
         """The whole request. Made for each attempt: the timestamp is fresh and signed, the id stays."""
-        body = body_of(timer)
+        now = self._clock.now()
+        body = body_of(timer, now)
         delivery_id = timer.delivery_id
-        timestamp_s = self._clock.now() // 1000
+        timestamp_s = now // 1000
         keys = self._keys_of(timer.namespace)
         signature = f"webhook-signature: {sign(keys, delivery_id, timestamp_s, body)}\r\n" if keys else ""
         head = (
@@ -226,19 +215,6 @@ class HttpDeliverer:
         except (ValueError, TypeError, OverflowError, IndexError):
             return None
         return max(0, min(wait_ms, RETRY_AFTER_MS_MAX))
-
-
-def body_of(timer: Timer) -> bytes:
-    """What the receiver gets, in the shape that the timer's door promised."""
-    definition = timer.definition
-    payload = definition.payload
-    if definition.body is BodyFormat.PAYLOAD:
-        return bytes(payload)
-    return _encode(
-        _Envelope(
-            timer.id, timer.namespace, format_time(timer.execute_at), timer.attempt, payload if payload else _NULL
-        )
-    )
 
 
 def _name(timer: Timer) -> str:

@@ -27,13 +27,15 @@ from duetime.model import (
     NatsTarget,
     ResponseProtocol,
     RetryPolicy,
+    Target,
     Timer,
 )
 from duetime.store import Filter, Instance, Place
 from duetime.timetext import format_duration, format_time, parse_duration, parse_time
 
 _encode = msgspec.json.Encoder().encode
-_BLANK = Definition(target=HttpTarget(url=""))
+_BLANK_TARGET = HttpTarget(url="")
+_BLANK = Definition(target=_BLANK_TARGET)
 _place_decoder = msgspec.json.Decoder(Place)
 
 
@@ -63,13 +65,7 @@ def path_of(request: Request) -> tuple[str, str]:
 
 def definition_of(asked: schema.Changes, before: Definition | None) -> Definition:
     """The definition that the fields make, of a new timer or out of the one before."""
-    if asked.callback_subject is not None:
-        raise InvalidInput("callbackSubject", "needs a broker, and this service has none")
     new = before or _BLANK
-    old = new.target
-    if not isinstance(old, HttpTarget):
-        raise InvalidInput("callbackUrl", "of a NATS timer can't be changed here")
-    url, method, headers = asked.callback_url, asked.callback_method, asked.callback_headers
     timeout_ms = new.timeout_ms
     if asked.callback_timeout is not None:
         timeout_ms = parse_duration(asked.callback_timeout, "callbackTimeout")
@@ -78,16 +74,33 @@ def definition_of(asked: schema.Changes, before: Definition | None) -> Definitio
             raise InvalidInput("callbackTimeout", f"must be from 1ms to {longest}")
     return msgspec.structs.replace(
         new,
-        target=HttpTarget(
-            url=old.url if url is None else wire.check_url(url, "callbackUrl"),
-            method=old.method if method is None else method,
-            headers=old.headers if headers is None else wire.check_headers(headers, "callbackHeaders"),
-        ),
+        target=_target_of(asked, new.target),
         payload=new.payload if asked.payload is UNSET else asked.payload,
         metadata=new.metadata if asked.metadata is UNSET else asked.metadata,
         retry=new.retry if asked.retry_policy is None else _policy(new.retry, *astuple(asked.retry_policy)),
         timeout_ms=timeout_ms,
         protocol=new.protocol if asked.response_protocol is None else ResponseProtocol(asked.response_protocol),
+    )
+
+
+def _target_of(asked: schema.Changes, old: Target) -> Target:
+    url, subject, method = asked.callback_url, asked.callback_subject, asked.callback_method
+    headers = old.headers
+    if asked.callback_headers is not None:
+        headers = wire.check_headers(asked.callback_headers, "callbackHeaders")
+    if subject is None and url is None and isinstance(old, NatsTarget):
+        subject = old.subject
+    if subject is not None:
+        if url is not None:
+            raise InvalidInput("callbackSubject", "must not come with callbackUrl: a timer goes one way")
+        if method is not None:
+            raise InvalidInput("callbackMethod", "is for callbackUrl: a NATS message has none")
+        return NatsTarget(subject=wire.check_subject(subject, "callbackSubject"), headers=headers)
+    before = old if isinstance(old, HttpTarget) else _BLANK_TARGET
+    return HttpTarget(
+        url=before.url if url is None else wire.check_url(url, "callbackUrl"),
+        method=before.method if method is None else method,
+        headers=headers,
     )
 
 

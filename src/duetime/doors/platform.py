@@ -29,9 +29,11 @@ from duetime.model import (
     BodyFormat,
     Definition,
     HttpTarget,
+    NatsTarget,
     ResponseProtocol,
     RetryPolicy,
     Status,
+    Target,
     Timer,
 )
 from duetime.service import NewTimer, Service, fingerprint_of, id_of_key
@@ -268,28 +270,44 @@ _NEW = Definition(
 
 def _changed(fields: Fields, before: Definition | None) -> Definition:
     """The definition that the fields make, of a new timer or out of the one before."""
-    if fields.callback is not None:
-        if fields.callback.type == "nats":
-            raise InvalidInput("callback.type", "'nats' needs a broker, and this service has none")
-        raise InvalidInput("callback.type", "must be 'nats'; an HTTP callback is given by callback_url")
     new = before or _NEW
-    old = new.target
-    if not isinstance(old, HttpTarget):
-        raise InvalidInput("callback", "of a NATS timer can't be changed here")
-    url, method, headers = fields.callback_url, fields.callback_method, fields.callback_headers
-    target = HttpTarget(
-        url=old.url if url is None else wire.check_url(url, "callback_url"),
-        method=old.method if method is None else wire.check_method(method, "callback_method"),
-        headers=old.headers if headers is None else wire.check_headers(headers, "callback_headers"),
-    )
     return msgspec.structs.replace(
         new,
-        target=target,
+        target=_target(fields, new.target),
         payload=fields.callback_payload or new.payload,
         metadata=fields.metadata or new.metadata,
         retry=new.retry
         if fields.retry_policy is None
         else checked_policy(fields.retry_policy, "retry_policy", RetryPolicy() if before is None else new.retry),
+    )
+
+
+def _target(fields: Fields, old: Target) -> Target:
+    url, method, headers = fields.callback_url, fields.callback_method, fields.callback_headers
+    if fields.callback is not None:
+        if url is not None or method is not None or headers is not None:
+            raise InvalidInput("callback", "must not come with callback_url, its method or headers")
+        return _nats(fields.callback)
+    if isinstance(old, NatsTarget) and url is None:
+        if method is not None or headers is not None:
+            raise InvalidInput("callback", "is how a NATS timer is changed")
+        return old
+    before = old if isinstance(old, HttpTarget) else HttpTarget(url="")
+    return HttpTarget(
+        url=before.url if url is None else wire.check_url(url, "callback_url"),
+        method=before.method if method is None else wire.check_method(method, "callback_method"),
+        headers=before.headers if headers is None else wire.check_headers(headers, "callback_headers"),
+    )
+
+
+def _nats(callback: Callback) -> NatsTarget:
+    if callback.type != "nats":
+        raise InvalidInput("callback.type", "must be 'nats'; an HTTP callback is given by callback_url")
+    if callback.topic is None:
+        raise InvalidInput("callback.topic", "is required")
+    return NatsTarget(
+        subject=wire.check_subject(callback.topic, "callback.topic"),
+        headers=wire.check_headers(callback.headers or {}, "callback.headers"),
     )
 
 

@@ -234,6 +234,7 @@ def _reason(what: str) -> str:
 _METHODS = frozenset({"POST", "PUT", "PATCH"})
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*").fullmatch
+_SUBJECT = re.compile(rf"(?=.{{1,{ID_CHARS_MAX}}}\Z)[!-)+-\-/-=?-~]+(\.[!-)+-\-/-=?-~]+)*").fullmatch
 _ID = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{ID_CHARS_MAX}}}").fullmatch
 _NAMESPACE = re.compile(rf"[A-Za-z0-9._-]{{1,{NAMESPACE_CHARS_MAX}}}").fullmatch
 _UUID = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}").fullmatch
@@ -272,6 +273,15 @@ def check_headers(mapping: Mapping[str, str], field: str) -> dict[str, str]:
     if size > HEADERS_BYTES_MAX:
         raise InvalidInput(field, f"must be at most {HEADERS_BYTES_MAX} bytes together")
     return dict(mapping)
+
+
+def check_subject(text: str, field: str) -> str:
+    """A subject that one message can be published to, and that is nobody's own: ``$JS.API`` moves the broker itself."""
+    if not _SUBJECT(text):
+        raise InvalidInput(field, f"must be 1 to {ID_CHARS_MAX} characters, in tokens parted by dots, without * or >")
+    if text.startswith(("$", "_INBOX.")):
+        raise InvalidInput(field, "must not be one of the broker's own subjects")
+    return text
 
 
 def check_id(text: str, field: str) -> str:

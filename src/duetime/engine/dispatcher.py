@@ -9,10 +9,10 @@ from typing import Any
 from duetime import lifecycle
 from duetime.clock import Clock
 from duetime.deliverer import Deliverer, Deliverers
-from duetime.engine.destinations import Destination, Destinations
+from duetime.engine.destinations import SATURATED_MS, Destination, Destinations
 from duetime.engine.ownership import Ownership
 from duetime.engine.recorder import Recorder
-from duetime.model import Timer
+from duetime.model import OutcomeKind, Timer
 from duetime.retry import Uniform
 from duetime.telemetry import Telemetry
 
@@ -108,6 +108,9 @@ class Dispatcher:
             for waiting in destination.waiting:
                 self._put_back(waiting, now + (destination.put_off_ms(now) or 0))
             destination.waiting.clear()
+        if outcome.kind is OutcomeKind.AWAY:
+            self._put_back(timer, now + (destination.put_off_ms(now) or SATURATED_MS))
+            return
         after = lifecycle.settle(timer, outcome, sent_at=sent_at, now=now, uniform=self._uniform)
         self._telemetry.attempted(outcome.kind, after.status)
         self._recorder.add(timer, after)

@@ -40,6 +40,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     timer_polling_interval_ms: int = SECOND_MS
     timer_batch_size: int = 500
     timer_broker_url: str | None = None
+    broker_commands: str = "timer.commands.schedule"
+    broker_events: str = "timer.events.due"
+    broker_dead_letters: str = "timer.dlq.commands"
+    broker_commands_stream: str = "TIMER_COMMANDS"
+    broker_events_stream: str = "TIMER_EVENTS"
+    broker_dead_letters_stream: str = "TIMER_DLQ"
     shards: int = 64
     lease_ttl_ms: int = 10 * SECOND_MS
     retention_ms: int | None = 30 * DAY_MS  # None: forever
@@ -168,9 +174,52 @@ SETTINGS: tuple[Setting, ...] = (
         name="TIMER_BROKER_URL",
         field="timer_broker_url",
         default="",
-        meaning="The NATS server of the broker door.",
+        meaning="The NATS server (or several, with commas) of the broker door and of callbacks to NATS; "
+        "without it there are none.",
         parse=value.broker_url,
         secret=True,
+    ),
+    Setting(
+        name="DUETIME_BROKER_COMMANDS",
+        field="broker_commands",
+        default="timer.commands.schedule",
+        meaning="The subject of ScheduleTimer commands, without the tenant that ends it.",
+        parse=value.subject,
+    ),
+    Setting(
+        name="DUETIME_BROKER_EVENTS",
+        field="broker_events",
+        default="timer.events.due",
+        meaning="The subject of DueTimeReached events, without the tenant that ends it.",
+        parse=value.subject,
+    ),
+    Setting(
+        name="DUETIME_BROKER_DEAD_LETTERS",
+        field="broker_dead_letters",
+        default="timer.dlq.commands",
+        meaning="The subject for commands that can't be taken.",
+        parse=value.subject,
+    ),
+    Setting(
+        name="DUETIME_BROKER_COMMANDS_STREAM",
+        field="broker_commands_stream",
+        default="TIMER_COMMANDS",
+        meaning="The stream that commands come from.",
+        parse=value.stream,
+    ),
+    Setting(
+        name="DUETIME_BROKER_EVENTS_STREAM",
+        field="broker_events_stream",
+        default="TIMER_EVENTS",
+        meaning="The stream that events go to.",
+        parse=value.stream,
+    ),
+    Setting(
+        name="DUETIME_BROKER_DEAD_LETTERS_STREAM",
+        field="broker_dead_letters_stream",
+        default="TIMER_DLQ",
+        meaning="The stream of commands that can't be taken.",
+        parse=value.stream,
     ),
     Setting(
         name="DUETIME_SHARDS",

@@ -37,6 +37,8 @@ _LEVELS = {
     "off": "critical",
 }
 _SIZE = re.compile(r"([0-9]{1,12}) ?(KiB|MiB)?").fullmatch
+_SUBJECT = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,15}").fullmatch
+_STREAM = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?").fullmatch
 is_key = re.compile(rf"[!-~]{{{API_KEY_CHARS_MIN},{API_KEY_CHARS_MAX}}}").fullmatch
 
@@ -120,12 +122,24 @@ def rust_log(text: str) -> str:
 
 def broker_url(text: str) -> str:
     try:
-        parts = urlsplit(text)
-        usable = parts.scheme in ("nats", "tls", "ws", "wss") and parts.hostname and parts.port != 0
+        servers = [urlsplit(server.strip()) for server in text.split(",")]
+        usable = all(s.scheme in ("nats", "tls", "ws", "wss") and s.hostname and s.port != 0 for s in servers)
     except ValueError:
         usable = False
     if not usable:
-        raise Refusal(f"must be a URL like nats://localhost:4222{_not(text)}")
+        raise Refusal(f"must be a URL like nats://localhost:4222, or several with commas between them{_not(text)}")
+    return text
+
+
+def subject(text: str) -> str:
+    if not _SUBJECT(text):
+        raise Refusal("must be a NATS subject like timer.events.due")
+    return text
+
+
+def stream(text: str) -> str:
+    if not _STREAM(text):
+        raise Refusal("must be the name of a stream: letters, digits, _ and -")
     return text
 
 

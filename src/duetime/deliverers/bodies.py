@@ -1,0 +1,67 @@
+"""What a receiver gets, in the shape that the timer's door promised, whichever way it travels."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from duetime.model import BodyFormat, Timer
+from duetime.timetext import format_time
+
+
+class _Envelope(Struct, frozen=True, rename="camel"):
+    id: str
+    namespace: str
+    execute_at: str
+    attempt: int
+    payload: Raw
+
+
+class _Reached(Struct, frozen=True, rename="camel"):
+    tenant_id: str
+    service_call_id: str
+    reached_at: str
+
+
+class _Event(Struct, frozen=True, rename="camel"):
+    id: str
+    type: str
+    tenant_id: str
+    timestamp_ms: int
+    payload: _Reached
+    correlation_id: str | UnsetType = UNSET
+
+
+_NULL = Raw(b"null")
+_encode = msgspec.json.Encoder().encode
+
+
+def body_of(timer: Timer, now: int) -> bytes:
+    """The body of an attempt that leaves at ``now``."""
+    definition = timer.definition
+    payload = definition.payload
+    match definition.body:
+        case BodyFormat.PAYLOAD:
+            return bytes(payload)
+        case BodyFormat.ENVELOPE:
+            return _encode(
+                _Envelope(timer.id, timer.namespace, format_time(timer.execute_at), timer.attempt, payload or _NULL)
+            )
+        case BodyFormat.EVENT:
+            return _encode(
+                _Event(
+                    id=_event_id(timer),
+                    type="DueTimeReached",
+                    tenant_id=timer.namespace,
+                    timestamp_ms=now,
+                    payload=_Reached(timer.namespace, timer.id, format_time(now)),
+                    correlation_id=UNSET if timer.correlation_id is None else timer.correlation_id,
+                )
+            )
+
+
+def _event_id(timer: Timer) -> str:
+    """A UUID of version 7: the time of the firing, then what only this firing has. The same on every attempt of it."""
+    time = (timer.started_at or timer.fire_at).to_bytes(6, "big").hex()
+    own = timer.delivery_id.replace("-", "")
+    return f"{time[:8]}-{time[8:]}-7{own[13:16]}-a{own[17:20]}-{own[20:]}"
