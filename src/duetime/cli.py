@@ -106,6 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.command == "serve":
         return _serve(options)
+    if options.command == "doctor":
+        from duetime.commands.doctor import run as examine
+
+        return examine(options)
     from duetime.commands.session import run
 
     return run(options)

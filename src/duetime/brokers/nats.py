@@ -84,7 +84,7 @@ class NatsBroker:
 
     async def run(self) -> None:
         await self._client.connect(
-            [server.strip() for server in self._url.split(",")],
+            self._servers(),
             name="duetime",
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnect,
@@ -108,6 +108,9 @@ class NatsBroker:
                     await self._something.wait()
             except TimeoutError:
                 self._asked = 0  # The request is over, whether or not its end was heard of.
+
+    def _servers(self) -> list[str]:
+        return [server.strip() for server in self._url.split(",")]
 
     async def _try_to_set_up(self) -> None:
         try:
@@ -202,8 +205,7 @@ class NatsBroker:
             try:
                 there = (await streams.stream_info(name)).config
             except NotFoundError:
-                found.append(f"the stream {name} is missing")
-                continue
+                continue  # A start makes it.
             except (NatsError, APIError, OSError, TimeoutError) as error:
                 return [*found, f"the stream {name} can't be looked at: {error or type(error).__name__}"]
             found += [f"the stream {name} {problem}" for problem in _problems(wanted, there)]
@@ -213,9 +215,28 @@ class NatsBroker:
                 found.append(f"the consumer {CONSUMER} must have explicit acks: a crash would lose commands")
             if (consumer.max_deliver or -1) > 0:
                 found.append(f"the consumer {CONSUMER} gives up on a command after {consumer.max_deliver} deliveries")
+        except NotFoundError:
+            pass
         except (NatsError, APIError, OSError, TimeoutError) as error:
             found.append(f"the consumer {CONSUMER} can't be looked at: {error or type(error).__name__}")
         return found
+
+    async def examine(self) -> list[str]:
+        """Connect once, look and leave: what is wrong, each in a sentence for people. Nothing is made."""
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS_MAX):  # Left alone, it would try for minutes.
+                await self._client.connect(
+                    self._servers(), name="duetime doctor", allow_reconnect=False, error_cb=_ignore
+                )
+        except (NatsError, OSError, TimeoutError):
+            return ["can't be reached: is TIMER_BROKER_URL right, and does the server run?"]
+        try:
+            await self._client.jsm(timeout=REQUEST_SECONDS_MAX).account_info()
+            return await self.problems()
+        except (NatsError, APIError, OSError, TimeoutError):
+            return ["has no JetStream, which keeps messages: start it with -js"]
+        finally:
+            await self._client.close()
 
     # Events out.
 
@@ -303,6 +324,10 @@ class NatsBroker:
             except (NatsError, OSError, TimeoutError) as error:
                 log.warning("could not say goodbye to the broker: %s", error or type(error).__name__)
         await self._client.close()
+
+
+async def _ignore(_error: Exception) -> None:
+    """What is wrong is raised as well."""
 
 
 class _Failure(Struct):

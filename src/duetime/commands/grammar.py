@@ -158,6 +158,15 @@ timer once it is finished, or, without a timer, how things stand now.""",
 
     _add_namespaces(commands)
     add(
+        "doctor",
+        "",
+        "check the settings, the store, the clock and the broker",
+        """\
+Check what a start here would need: the settings, the key, the store, the clock, the broker and whether the service
+runs; and say what to do about what is wrong. It changes nothing. The exit code is 1 when something is wrong.""",
+        "  duetime doctor\n  DATABASE_URL=postgresql://me@db.example/timers duetime doctor",
+    )
+    add(
         "cluster",
         "cluster:show",
         "who takes part, and who owns which shard",

@@ -71,6 +71,14 @@ class PostgresStore:
         await asyncio.Event().wait()
         raise AssertionError("a server that is gone may come back")
 
+    async def examine(self, clock: Clock) -> tuple[str, int]:
+        """The version of a server that can be reached, and how far this clock is surely off its own."""
+        asked_at = clock.now()
+        [(version, now)] = await self._pool.read(f"SELECT current_setting('server_version'), {sql.now('$1')}", None)
+        answered_at = clock.now()
+        await self._pool.close()
+        return version, max(0, asked_at - now) + min(0, answered_at - now)
+
     def _now(self) -> int | None:
         return None if self._virtual_clock is None else self._virtual_clock.now()
 

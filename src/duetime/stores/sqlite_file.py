@@ -50,6 +50,18 @@ def _connect(path: Path, flags: int, cache_kib: int = READER_CACHE_KIB) -> apsw.
     return connection
 
 
+def holder(path: Path) -> str | None:
+    """The number of the process that has this file open as its store, if there is one."""
+    try:
+        with open(f"{path}.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+    except BlockingIOError:
+        return Path(f"{path}.lock").read_text().strip() or "unknown"
+    except OSError:
+        return None
+
+
 class SqliteFile:
     def __init__(self, path: Path) -> None:
         self.path = path
