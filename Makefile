@@ -7,10 +7,10 @@ READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format lint types bench crash lock clean postgres15
+.PHONY: help run test check format lint types bench crash broker-crash chaos lock clean postgres15
 
 help: ## list the tasks
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 run: $(READY) ## start the service on http://localhost:3000
 	@$(BIN)/duetime serve
@@ -34,6 +34,12 @@ bench: $(READY_DEV) ## measure throughput and lateness, as ratios to raw ceiling
 
 crash: $(READY_DEV) ## kill -9 the service 100 times under load and count what was lost
 	@$(BIN)/python -m tests.e2e.crash --kills 100
+
+broker-crash: $(READY_DEV) ## kill -9 the broker and the service 20 times each under commands and count what was lost
+	@$(BIN)/python -m tests.e2e.broker_crash --commands 20000 --broker-kills 20 --instance-kills 20
+
+chaos: $(READY_DEV) ## do all kinds of harm to a cluster under load, for half an hour, and count what was lost
+	@$(BIN)/python -m tests.chaos
 
 lock: ## write the lock files anew from pyproject.toml
 	@$(PYTHON) -m venv $(VENV)/lock && $(VENV)/lock/bin/pip install -q uv

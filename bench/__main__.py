@@ -1,4 +1,4 @@
-"""``python -m bench``: runs the measurements in about four minutes, prints the table and writes it as JSON if asked."""
+"""``python -m bench``: runs the measurements in about five minutes, prints the table and writes it as JSON if asked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from bench import creates, deliveries, pending, steady, sustained
+from bench import commands, creates, deliveries, pending, steady, sustained
 from bench.machine import Machine
 from bench.processes import WRK, WRK_MISSING, BenchError, receiver
 from bench.report import Row, table
@@ -27,6 +27,7 @@ MEASUREMENTS: dict[str, Measure] = {
     "deliveries": deliveries.measure,
     "sustained": sustained.measure,
     "steady": steady.measure,
+    "commands": commands.measure,
     "pending": pending.measure,
 }
 

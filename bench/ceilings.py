@@ -17,17 +17,22 @@ from typing import Any
 
 import apsw
 import msgspec
+import nats
 import uvloop
+from nats.aio.msg import Msg
 
 from bench.timers import SHARDS, evenly, timer
+from duetime.brokers.nats import ASK_SECONDS, TAKEN_MAX
 from duetime.clock import SystemClock
+from duetime.deliverers.bodies import body_of
 from duetime.deliverers.client import HttpClient
 from duetime.deliverers.egress import Egress, parse_url
-from duetime.deliverers.http import HttpDeliverer, body_of
+from duetime.deliverers.http import HttpDeliverer
 from duetime.model import OutcomeKind
 from duetime.node import SWITCH_SECONDS
 from duetime.stores.sqlite import SqliteStore
 
+LOOK_SECONDS = 0.01
 Figures = dict[str, float]
 
 
@@ -107,7 +112,7 @@ async def loop(url: str, per_second: int, seconds: int) -> Figures:
     first = SystemClock().now() + 1_000
     messages: list[tuple[int, bytes]] = []
     for made in evenly(url, per_second, seconds, first):
-        body = body_of(made)
+        body = body_of(made, made.fire_at)
         head = f"POST {parsed.target} HTTP/1.1\r\nHost: {parsed.authority}\r\nContent-Type: application/json\r\n"
         messages.append((made.fire_at, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body))
     gc.freeze()
@@ -123,7 +128,49 @@ async def loop(url: str, per_second: int, seconds: int) -> Figures:
     return figures
 
 
-WHAT: dict[str, Callable[..., Awaitable[Figures]]] = {"store": store, "raw": raw, "client": client, "loop": loop}
+async def acks(url: str, stream: str, consumer: str, count: int) -> Figures:
+    """Takes commands through the client of the broker's adapter, as many at a time as it does, and only acks them."""
+    client = await nats.connect(url)
+    inbox = client.new_inbox()
+    request = msgspec.json.encode({"batch": TAKEN_MAX, "expires": int(ASK_SECONDS * 1e9)})
+    came, asked = 0, 0
+    over = asyncio.Event()
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += TAKEN_MAX
+        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", request, reply=inbox)
+
+    async def on_message(message: Msg) -> None:
+        nonlocal came
+        if not message.reply:
+            return
+        await client.publish(message.reply, b"+ACK")
+        came += 1
+        if came == count:
+            over.set()
+        elif asked - came <= TAKEN_MAX // 2:
+            await ask()
+
+    await client.subscribe(inbox, cb=on_message)
+    gc.freeze()
+    cpu, started = time.process_time(), time.perf_counter()
+    await ask()
+    await over.wait()
+    while (await client.jetstream().stream_info(stream)).state.messages:  # the server may be behind with the acks
+        await asyncio.sleep(LOOK_SECONDS)
+    figures = _figures(count, started, cpu)
+    await client.close()
+    return figures
+
+
+WHAT: dict[str, Callable[..., Awaitable[Figures]]] = {
+    "store": store,
+    "raw": raw,
+    "client": client,
+    "loop": loop,
+    "acks": acks,
+}
 
 
 async def _run(plan: dict[str, Any]) -> Figures:

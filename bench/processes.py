@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ STOP_SECONDS_MAX = 30.0
 WORKER_SECONDS_MAX = 180.0
 LINE_BYTES_MAX = 1 << 24
 _ROOT = Path(__file__).resolve().parent.parent
+NATS = Path(sys.executable).parent / "nats-server"
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -85,6 +87,20 @@ class Process:
             writer.close()
         return int(answer[9:12] or 0), answer.partition("\r\n\r\n")[2]
 
+    async def listens(self) -> None:
+        """Return when it takes connections."""
+        until = time.monotonic() + READY_SECONDS_MAX
+        while time.monotonic() < until:
+            if self._process.returncode is not None:
+                raise BenchError(f"a server ended with {self._process.returncode} before it listened")
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                writer.close()
+                return
+            except OSError:
+                await asyncio.sleep(0.01)
+        raise BenchError("a server did not listen in time")
+
     async def ready(self) -> None:
         """Return when ``/readyz`` says so, and note how long that took from the call."""
         started = time.monotonic()
@@ -100,14 +116,19 @@ class Process:
             await asyncio.sleep(0.01)
         raise BenchError("the server was not ready in time")
 
+    async def kill(self) -> None:
+        """End it as a crash would."""
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
     async def stop(self) -> None:
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
             try:
                 await asyncio.wait_for(self._process.wait(), STOP_SECONDS_MAX)
             except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+                await self.kill()
 
 
 async def _spawn(*command: str, directory: Path, piped: bool = False, **more: str) -> asyncio.subprocess.Process:
@@ -131,7 +152,7 @@ async def duetime(directory: Path, database: Path | str, **settings: str) -> Asy
         HOST="127.0.0.1",
         PORT=str(port),
         API_KEY=KEY,
-        LOG_LEVEL="warn",
+        LOG_LEVEL=settings.pop("LOG_LEVEL", "warn"),
         DATABASE_URL=database if isinstance(database, str) else f"sqlite:///{database}",
         DUETIME_ALLOW_PRIVATE_TARGETS="on",
         **settings,
@@ -155,6 +176,24 @@ async def bare(directory: Path) -> AsyncIterator[Process]:
         yield server
     finally:
         await server.stop()
+
+
+@asynccontextmanager
+async def nats(directory: Path) -> AsyncIterator[Process]:
+    """A NATS server with JetStream on an empty directory, as its makers set it up: it syncs every two minutes."""
+    if not NATS.exists():
+        raise BenchError("nats-server is not installed (make test installs it)")
+    port = free_port()
+    data = Path(tempfile.mkdtemp(prefix="nats-", dir=directory))
+    listen = ("-a", "127.0.0.1", "-p", str(port), "-l", str(data / "log"))
+    process = await _spawn(str(NATS), "-js", "-sd", str(data), *listen, directory=directory)
+    server = Process(process, port)
+    try:
+        await server.listens()
+        yield server
+    finally:
+        await server.stop()
+        shutil.rmtree(data, ignore_errors=True)
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ scenarios (all, unless some are named):
 """
 EPILOG = """\
 examples:
-  python -m tests.chaos                               all of it, as `make chaos`: about an hour
+  python -m tests.chaos                               all of it, as `make chaos`: about half an hour
   python -m tests.chaos kill --times 10               ten times kill -9
   python -m tests.chaos kill --times 10 --seed 4711   the same timers and the same faults again
   python -m tests.chaos --brief                       a few of each, as `make test`
@@ -38,7 +38,7 @@ bugs:
 {bugs}
 """
 
-BRIEF = {"rate": 100.0, "ahead_seconds_max": 3.0, "noise_seconds": 8.0, "hang_seconds": 7.0, "patience_seconds": 30.0}
+BRIEF = {"rate": 40.0, "ahead_seconds_max": 3.0, "noise_seconds": 6.0, "hang_seconds": 7.0, "patience_seconds": 30.0}
 BUGGY_PATIENCE_SECONDS = 12.0
 """What a planted bug has lost does not come, however long one waits."""
 PROGRESS_SECONDS = 5.0
@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, help="of the timers and the faults; a new one unless given")
     made.add_argument("--instances", type=int, default=3, help="how many share the database [3]")
     made.add_argument("--rate", type=float, help="timers per second [300]")
-    made.add_argument("--noise", type=float, help="seconds of lateness to put down to a busy machine [0; brief: 8]")
+    made.add_argument("--noise", type=float, help="seconds of lateness to put down to a busy machine [0; brief: 6]")
     made.add_argument("--brief", action="store_true", help="few repetitions, less load, generous bounds")
     made.add_argument("--bug", choices=BUGS, help="plant a bug in every instance")
     return made

@@ -50,7 +50,7 @@ def _has_keys(column: bytes | None) -> bool:
     if column is None or len(column) < _ARRAY.size:
         return False
     dimensions, _, of = _ARRAY.unpack_from(column)
-    return dimensions == 1 and of == BYTEA_OID
+    return bool(dimensions == 1 and of == BYTEA_OID)
 
 
 def is_put(piece: bytes) -> bool:

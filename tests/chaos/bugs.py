@@ -48,7 +48,7 @@ def forward_cursor() -> None:
         looked_to = max([looked_to, *(timer.fire_at for timer in begun.timers)])
         return begun
 
-    PostgresStore.begin = begin_behind  # type: ignore[method-assign]
+    PostgresStore.begin = begin_behind  # type: ignore[method-assign, assignment]
 
 
 def answer_before_commit() -> None:
@@ -97,7 +97,7 @@ def local_clock() -> None:
 def new_delivery_id() -> None:
     """Each attempt has a delivery id of its own."""
     stable = Timer.delivery_id.fget  # type: ignore[attr-defined]
-    Timer.delivery_id = property(lambda timer: f"{stable(timer)}-{timer.attempt}")  # type: ignore[assignment, misc]
+    Timer.delivery_id = property(lambda timer: f"{stable(timer)}-{timer.attempt}")  # type: ignore[assignment]
 
 
 BUGS: dict[str, Callable[[], None]] = {

@@ -9,6 +9,9 @@
 - unasked: received for a timer that no client ever asked for;
 - answers: an answer that no request should get, whatever the fault.
 
+A timer that was in flight at three faults in a row is failed by the service, which says so: that is promised too. Such
+a timer is counted apart, and is lost all the same if there were no three faults to explain it.
+
 A request that got no answer may have happened or not, and either is right. A receipt before a cancel or an update that
 was then acknowledged is right only if a fault kept the receiver's answer from being recorded.
 """
@@ -19,6 +22,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from duetime.lifecycle import LOST_MAX
 from tests.chaos.ledger import Callback, Fault, Ledger, Promise, Said
 
 KINDS = ("lost", "early", "after cancel", "moved", "ids", "twice", "unasked", "answers")
@@ -34,6 +38,7 @@ class Verdict:
     updated: int = 0
     received: int = 0
     duplicates: int = 0
+    given_up: int = 0
     found: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
 
@@ -53,7 +58,7 @@ def judge(ledger: Ledger) -> Verdict:
         verdict.acknowledged += promise.acknowledged
         verdict.canceled += _canceled(promise)
         verdict.updated += sum(update.said is Said.YES for update in promise.updates)
-        _judge_promise(verdict, promise, by_timer.get(promise.id, []), ledger.faults)
+        _judge_promise(verdict, promise, by_timer.get(promise.id, []), ledger)
     for odd in ledger.odd:
         verdict.violated("answers", odd)
     for id in by_timer.keys() - ledger.promises.keys():
@@ -72,11 +77,15 @@ def _canceled(promise: Promise) -> bool:
     return any(cancel.said is Said.YES for cancel in promise.cancels)
 
 
-def _judge_promise(verdict: Verdict, promise: Promise, callbacks: list[Callback], faults: list[Fault]) -> None:
+def _judge_promise(verdict: Verdict, promise: Promise, callbacks: list[Callback], ledger: Ledger) -> None:
+    faults = ledger.faults
     firings = {callback.at_ms for callback in callbacks}
     owed = promise.acknowledged and all(cancel.said is Said.NO for cancel in promise.cancels)
     if owed and len(firings) < promise.firings:
-        verdict.violated("lost", f"{promise}, of which came {callbacks}")
+        if promise.id in ledger.given_up and _hit_often(promise, faults):
+            verdict.given_up += 1
+        else:
+            verdict.violated("lost", f"{promise}, of which came {callbacks}")
     for callback in callbacks:
         if callback.received_ns < callback.at_ms * 1_000_000:
             verdict.violated("early", f"by {callback.at_ms - callback.received_ns / 1e6:.3f} ms: {callback}")
@@ -92,6 +101,15 @@ def _judge_promise(verdict: Verdict, promise: Promise, callbacks: list[Callback]
     for at_ms, ids in webhook_ids.items():
         if len(ids) > 1:
             verdict.violated("ids", f"{promise.id} at {at_ms} came as {sorted(ids)}")
+
+
+def _hit_often(promise: Promise, faults: list[Fault]) -> bool:
+    """Whether as many faults as it takes to give a timer up may have had it in flight."""
+    hits = sum(
+        fault.from_ns > promise.created.asked_ns if fault.in_flight is None else promise.id in fault.in_flight
+        for fault in faults
+    )
+    return hits >= LOST_MAX
 
 
 def _judge_times(verdict: Verdict, promise: Promise, callbacks: list[Callback], faults: list[Fault]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import asyncpg
 
+from duetime.sharding import assigned
 from duetime.stores.postgres import PostgresStore
 from tests.chaos import launcher, watch
 from tests.ports import free_port
@@ -145,6 +146,11 @@ class Cluster:
         return frozenset(
             shard for (shard,) in await self.query("SELECT shard FROM duetime.shards WHERE owner_id IS NULL")
         )
+
+    async def assigned_to(self, member: Member) -> frozenset[int]:
+        """The shards that the others think this instance should own, for as long as they think that it lives."""
+        alive = {owner_id for (owner_id,) in await self.query("SELECT owner_id FROM duetime.instances WHERE serving")}
+        return frozenset(assigned(member.owner_id, alive, range(SHARDS)))
 
     async def _all_owned(self) -> bool:
         return not await self.unowned()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from bisect import bisect_left
 from dataclasses import dataclass
 from operator import itemgetter
@@ -19,6 +20,15 @@ class Late:
 
     def __str__(self) -> str:
         return f"{self.timers} timers, the worst {self.what}"
+
+
+class Whose(enum.Enum):
+    """What a timer had to do with a fault."""
+
+    IN_FLIGHT = enum.auto()  # an attempt was under way on what was hit
+    HIT = enum.auto()  # what was hit owned its shard
+    COMING = enum.auto()  # its shard was on its way there
+    OTHERS = enum.auto()
 
 
 class Lateness:
@@ -41,17 +51,17 @@ class Lateness:
         written = [asked for asked in (promise.created, *promise.updates) if asked.at_ms == callback.at_ms]
         return max([callback.at_ms * 1_000_000, *(asked.answered_ns for asked in written)])
 
-    def of(self, fault: Fault, *, from_ns: int, until_ns: int, hit: bool, since_ns: int = 0) -> Late:
-        """The timers that fell due between two instants, in shards that the fault hit or in the others.
+    def of(self, fault: Fault, *, from_ns: int, until_ns: int, whose: Whose, since_ns: int = 0) -> Late:
+        """The timers of one kind that fell due between two instants.
 
-        Left out are those whose first attempt got lost: they wait for its deadline, rightly. ``since_ns`` is an instant
-        before which nothing could be expected to fire.
+        Left out, but for those in flight, are timers whose first attempt got lost: they wait for its deadline, rightly.
+        ``since_ns`` is an instant before which nothing could be expected to fire.
         """
         low, high = (bisect_left(self._firsts, at, key=itemgetter(0)) for at in (from_ns, until_ns))
         some = [
             (callback.received_ns - max(due_ns, since_ns), due_ns, callback)
             for due_ns, callback in self._firsts[low:high]
-            if callback.attempt == 1 and self._is_hit(fault, callback) is hit
+            if self._whose(fault, callback) is whose and (callback.attempt == 1 or whose is Whose.IN_FLIGHT)
         ]
         if not some:
             return Late()
@@ -59,5 +69,10 @@ class Lateness:
         what = f"due {(due_ns - fault.from_ns) / 1e9:+.2f} s after it: {worst} of {self._ledger.promises[worst.id]}"
         return Late(max(0, worst_ns) / 1e9, len(some), what)
 
-    def _is_hit(self, fault: Fault, callback: Callback) -> bool:
-        return fault.shards is None or self._ledger.promises[callback.id].shard in fault.shards
+    def _whose(self, fault: Fault, callback: Callback) -> Whose:
+        shard = self._ledger.promises[callback.id].shard
+        if fault.in_flight and callback.id in fault.in_flight:
+            return Whose.IN_FLIGHT
+        if fault.shards is None or shard in fault.shards:
+            return Whose.HIT
+        return Whose.COMING if shard in fault.coming else Whose.OTHERS

@@ -65,7 +65,7 @@ class Fault:
 
     ``in_flight`` are the timers whose attempts were under way on what was hit, where that is known exactly; None means
     that it is known by the time only: whatever was under way between the two instants. ``shards`` are those whose owner
-    was hit; None means all.
+    was hit; None means all. ``coming`` are those that were on their way to what was hit, from whoever had them.
     """
 
     kind: str
@@ -73,6 +73,7 @@ class Fault:
     until_ns: int
     in_flight: frozenset[str] | None = frozenset()
     shards: frozenset[int] | None = None
+    coming: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -82,6 +83,8 @@ class Ledger:
     faults: list[Fault] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)
     """How often each kind of answer came, for people to look at."""
+    given_up: set[str] = field(default_factory=set)
+    """Timers that the service failed because the outcomes of three attempts in a row were never recorded."""
     odd: list[str] = field(default_factory=list)
     """Answers that are wrong in themselves."""
 

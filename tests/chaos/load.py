@@ -1,7 +1,7 @@
 """The clients: timers at a steady rate through all instances in turn, some moved, some canceled, every answer noted.
 
-What is asked for is drawn when its turn comes, so the same seed asks for the same. A create is repeated with the same id
-until it is answered, as a careful client would; a change is sent once. The rate does not wait for answers, up to a
+What is asked for is drawn when its turn comes, so the same seed asks for the same. A create is repeated with the same
+id until it is answered, as a careful client would; a change is sent once. The rate does not wait for answers, up to a
 bound.
 """
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tests.chaos.world import Result
 
 VIOLATIONS_SHOWN_MAX = 10
-_SECONDS = ("takeover", "others late", "late", "firing again", "stop", "gave up")
+_SECONDS = ("takeover", "coming", "in flight", "others late", "late", "firing again", "stop", "gave up")
 
 
 def table(results: Sequence[Result]) -> str:
@@ -23,14 +23,14 @@ def table(results: Sequence[Result]) -> str:
         "duplicates",
         "unexcused",
     ]
-    head += ["stale writes", "other violations", "took", "worst"]
+    head += ["given up", "stale writes", "other violations", "took", "worst"]
     rows = [head]
     for result in results:
         found, figures = result.verdict.found, dict(result.figures)
         stale = figures.pop("stale writes", 0)
         counts = [result.times, result.verdict.acknowledged]
         counts += [found[kind] for kind in ("lost", "early", "after cancel", "moved", "ids")]
-        counts += [result.verdict.duplicates, found["twice"], int(stale)]
+        counts += [result.verdict.duplicates, found["twice"], result.verdict.given_up, int(stale)]
         counts += [len(result.wrong) + found["unasked"] + found["answers"]]
         shown = ", ".join(_figure(name, value) for name, value in figures.items())
         rows.append([result.scenario, *map("{:,}".format, counts), f"{result.seconds:.0f} s", shown])

@@ -118,6 +118,12 @@ class World:
             "SELECT id, count(*) FROM "
             "(SELECT id FROM duetime.timers UNION ALL SELECT id FROM duetime.history) AS every GROUP BY id"
         )
+        failed = await self.cluster.query("SELECT id, last_error FROM duetime.history WHERE status = 'failed'")
+        for id, error in failed:
+            if "never recorded" in (error or ""):
+                self.ledger.given_up.add(id)
+            else:
+                self.wrong.append(f"the timer {id} was failed: {error}")
         there = {id: count for id, count in rows}
         for id, count in there.items():
             if count > 1:
@@ -194,7 +200,8 @@ async def _run(scenario: Scenario, world: World) -> None:
             if scenario.loaded:
                 await asyncio.sleep(1.5)  # until timers fall due
             await scenario.strike(world)
-            world.check_alive()
+        except AssertionError as stuck:
+            world.wrong.append(str(stuck))  # what was promised to happen did not; the reckoning says what came of that
         finally:
             world.load.stop()
     await world.settle()

@@ -12,8 +12,9 @@ import pytest
 import uvloop
 
 from duetime.store import Store
+from duetime.stores.postgres import PostgresStore
 from tests.clocks import ManualClock
-from tests.contract.stores import STORES, Contender
+from tests.contract.stores import STORES, Contender, postgres
 from tests.postgres import Postgres
 
 
@@ -87,3 +88,20 @@ def database(server: Postgres) -> Iterator[str]:
     """The URL of an empty database."""
     yield (url := server.fresh())
     server.give_back(url)
+
+
+@pytest.fixture
+def opened(runner: asyncio.Runner, clock: ManualClock) -> Iterator[Callable[[str], Awaitable[PostgresStore]]]:
+    """Opens stores on a database, and closes them after the test, however it ended."""
+    stores: list[PostgresStore] = []
+
+    async def open(url: str) -> PostgresStore:
+        stores.append(store := await postgres(url, clock))
+        return store
+
+    async def close() -> None:
+        for store in stores:
+            await store.close()
+
+    yield open
+    runner.run(close())

@@ -1,9 +1,10 @@
-"""renew, claim, release: who owns a shard, at which version, until when; judged by the store's clock."""
+"""renew, claim, release, leave: who lives and owns which shard, at which version, until when; by the store's clock."""
 
 from __future__ import annotations
 
 import asyncio
 
+from duetime.store import About, Instance
 from tests.clocks import START, ManualClock
 from tests.contract.timers import ALICE, BOB, CAROL, LEASE_MS, holding
 
@@ -169,3 +170,88 @@ async def test_no_version_is_given_twice_even_after_reopening(store, reopened, c
         assert all(claimed[shard] > version for shard, version in before.items())
     finally:
         await again.close()
+
+
+# Who takes part.
+
+SERVING = About(name="a:1", version="1.2", started_at=START, clock_offset_ms=-3)
+WATCHING = About(name="«b»:2", serving=False)
+
+
+async def test_only_those_that_are_serving_are_counted_on(store) -> None:
+    assert (await store.renew(ALICE, LEASE_MS, SERVING)).instances == {ALICE}
+    assert (await store.renew(BOB, LEASE_MS, WATCHING)).instances == {ALICE}
+    assert (await store.renew(CAROL, LEASE_MS)).instances == {ALICE, CAROL}
+    assert (await store.renew(ALICE, LEASE_MS, WATCHING)).instances == {CAROL}
+    assert (await store.renew(BOB, LEASE_MS, SERVING)).instances == {BOB, CAROL}
+
+
+async def test_an_instance_that_stops_serving_keeps_what_it_holds(store) -> None:
+    held = await holding(store, ALICE, 1, 2)
+    assert (await store.renew(ALICE, LEASE_MS, WATCHING)).held == held
+
+
+async def test_the_cluster_is_everyone_that_lives_with_what_each_said_and_owns(store, clock: ManualClock) -> None:
+    assert await store.cluster() == []
+    await store.renew(BOB, LEASE_MS, WATCHING)
+    await store.renew(ALICE, 2 * LEASE_MS, SERVING)
+    await holding(store, ALICE, 5, 0, 3)
+    alice = Instance(owner_id=ALICE, about=SERVING, alive_until=START + 2 * LEASE_MS, shards=(0, 3, 5))
+    bob = Instance(owner_id=BOB, about=WATCHING, alive_until=START + LEASE_MS, shards=())
+    assert await store.cluster() == [alice, bob]
+    clock.advance(LEASE_MS)
+    assert await store.cluster() == [alice]
+    clock.advance(LEASE_MS)
+    assert await store.cluster() == []
+
+
+async def test_a_renewal_replaces_what_an_instance_said(store) -> None:
+    await store.renew(ALICE, LEASE_MS, SERVING)
+    await store.renew(ALICE, LEASE_MS, WATCHING)
+    assert [instance.about for instance in await store.cluster()] == [WATCHING]
+
+
+async def test_who_leaves_gives_everything_up_and_is_gone_at_once(store) -> None:
+    for owner_id in (ALICE, BOB):
+        await store.renew(owner_id, LEASE_MS)
+    await holding(store, ALICE, 0, 1)
+    await holding(store, BOB, 2)
+    await store.leave(ALICE)
+    assert [(i.owner_id, i.shards) for i in await store.cluster()] == [(BOB, (2,))]
+    standing = await store.renew(BOB, LEASE_MS)
+    assert standing.instances == {BOB}
+    assert standing.free == frozenset(range(store.shards)) - {2}
+    # The version goes on from where it was, so that nothing that was begun by the one who left is mistaken for ours.
+    assert await store.claim(BOB, [0, 1], LEASE_MS) == {0: 2, 1: 2}
+
+
+async def test_who_never_came_may_leave(store) -> None:
+    await holding(store, ALICE, 0)
+    await store.leave(CAROL)
+    assert (await store.renew(ALICE, LEASE_MS)).held == {0: 1}
+
+
+async def test_who_left_may_come_back(store) -> None:
+    await store.renew(ALICE, LEASE_MS)
+    await holding(store, ALICE)
+    await store.leave(ALICE)
+    standing = await store.renew(ALICE, LEASE_MS)
+    assert (standing.held, standing.instances) == ({}, {ALICE})
+    assert set((await holding(store, ALICE)).values()) == {2}
+
+
+async def test_a_standing_says_when_the_next_of_the_others_leases_runs_out(store, clock: ManualClock) -> None:
+    assert (await store.renew(ALICE, LEASE_MS)).free_at is None
+    await holding(store, ALICE, 0)
+    assert (await store.renew(ALICE, LEASE_MS)).free_at is None  # Its own does not count.
+    await store.claim(BOB, [1, 2], LEASE_MS + 5)
+    await store.claim(CAROL, [3], LEASE_MS + 3)
+    assert (await store.renew(ALICE, LEASE_MS)).free_at == START + LEASE_MS + 3
+    assert (await store.renew(CAROL, 4 * LEASE_MS)).free_at == START + LEASE_MS
+    assert (await store.renew(ALICE, 9 * LEASE_MS)).free_at == START + LEASE_MS + 5
+    clock.advance(LEASE_MS + 5)
+    standing = await store.renew(ALICE, LEASE_MS)
+    # What has run out is free already.
+    assert (standing.free_at, {1, 2} <= standing.free) == (START + 4 * LEASE_MS, True)
+    await store.leave(CAROL)
+    assert (await store.renew(ALICE, LEASE_MS)).free_at is None

@@ -25,7 +25,7 @@ from tests.contract.stores import postgres
 from tests.contract.timers import ALICE, BOB, BROKEN, CAROL, DELIVERED, LEASE_MS, another, timer, with_timers
 
 OWNERS = (ALICE, BOB, CAROL)
-SEEDS = [int(os.environ["DUETIME_SEED"])] if "DUETIME_SEED" in os.environ else range(int(os.environ.get("N", "1000")))
+SEEDS = [int(os.environ["DUETIME_SEED"])] if "DUETIME_SEED" in os.environ else range(1_000)
 SHARDS = range(3)
 IDS = [f"t{n}" for n in range(6)]
 LOCKS = (

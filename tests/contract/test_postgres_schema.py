@@ -11,7 +11,7 @@ from duetime.model import DEFAULT_NAMESPACE, Status
 from duetime.stores.postgres import PostgresStore
 from duetime.stores.postgres_schema import MIGRATIONS
 from tests.clocks import START, ManualClock
-from tests.contract.stores import SHARDS, postgres
+from tests.contract.stores import SHARDS
 from tests.contract.timers import (
     ALICE,
     LEASE_MS,
@@ -26,8 +26,8 @@ from tests.contract.timers import (
 from tests.postgres import Postgres
 
 
-async def refusal(url: str, clock: ManualClock, *, shards: int = SHARDS) -> str:
-    store = PostgresStore(url, shards=shards, virtual_clock=clock)
+async def refusal(url: str, *, shards: int = SHARDS) -> str:
+    store = PostgresStore(url, shards=shards, virtual_clock=ManualClock())
     with pytest.raises(SettingsError) as raised:
         await store.open()
     await store.close()
@@ -35,61 +35,57 @@ async def refusal(url: str, clock: ManualClock, *, shards: int = SHARDS) -> str:
     return str(raised.value)
 
 
-async def test_of_many_that_open_an_empty_database_at_once_one_makes_it(database: str, clock: ManualClock) -> None:
-    stores = await asyncio.gather(*(postgres(database, clock) for _ in range(8)))
+async def test_of_many_that_open_an_empty_database_at_once_one_makes_it(opened, database: str) -> None:
+    stores = await asyncio.gather(*(opened(database) for _ in range(8)))
     for n, store in enumerate(stores):
         await store.put(timer(f"t{n}"))
     assert len(await everything(stores[0])) == 8
     assert [n.name for n in await stores[1].namespaces()] == [DEFAULT_NAMESPACE]
     assert len(await stores[2].claim(ALICE, range(SHARDS), LEASE_MS)) == SHARDS
     assert len(await stores[3]._pool.read("SELECT FROM slices")) == 1
-    for store in stores:
-        await store.close()
 
 
-async def test_another_number_of_shards_is_refused(database: str, clock: ManualClock) -> None:
-    await (await postgres(database, clock)).close()
-    said = await refusal(database, clock, shards=SHARDS + 1)
+async def test_another_number_of_shards_is_refused(opened, database: str) -> None:
+    await opened(database)
+    said = await refusal(database, shards=SHARDS + 1)
     assert "DUETIME_SHARDS is 9" in said
     assert "set it to 8" in said
-    await (await postgres(database, clock)).close()
+    await opened(database)
 
 
-async def test_a_newer_schema_is_refused_and_left_alone(server: Postgres, database: str, clock: ManualClock) -> None:
-    await (await postgres(database, clock)).close()
+async def test_a_newer_schema_is_refused_and_left_alone(opened, server: Postgres, database: str) -> None:
+    await opened(database)
     newer = len(MIGRATIONS) + 1
     server.sql(f"UPDATE duetime.meta SET value = {newer} WHERE name = 'schema'", database)
-    said = await refusal(database, clock)
+    said = await refusal(database)
     assert "newer Duetime" in said
     assert f"schema {newer}" in said
     assert server.sql("SELECT value FROM duetime.meta WHERE name = 'schema'", database) == str(newer)
 
 
-async def test_reopening_keeps_everything(database: str, clock: ManualClock) -> None:
-    store = await postgres(database, clock)
+async def test_reopening_keeps_everything(opened, database: str) -> None:
+    store = await opened(database)
     await with_namespace(store, "elsewhere", paused=True)
     await with_timers(store, *spread(20, at=START - 20), ended("done", Status.COMPLETED, namespace="elsewhere"))
     held = await holding(store)
     await store.begin(ALICE, held, 5)
     before = await everything(store), await store.tally(), await store.namespaces()
     await store.close()
-    again = await postgres(database, clock)
+    again = await opened(database)
     assert (await everything(again), await again.tally(), await again.namespaces()) == before
     assert (await again.renew(ALICE, LEASE_MS)).held == held
-    await again.close()
 
 
-async def test_it_lives_in_a_schema_of_its_own(server: Postgres, database: str, clock: ManualClock) -> None:
+async def test_it_lives_in_a_schema_of_its_own(opened, server: Postgres, database: str) -> None:
     # A database that somebody else uses, too, with names like ours.
     server.sql("CREATE TABLE timers (theirs int); CREATE TABLE meta (theirs int)", database)
-    store = await postgres(database, clock)
+    store = await opened(database)
     await store.put(timer())
     await store.close()
     assert server.sql("SELECT count(*) FROM public.timers", database) == "0"
     assert server.sql("SELECT count(*) FROM duetime.timers", database) == "1"
 
 
-async def test_a_commit_is_waited_for(database: str, clock: ManualClock) -> None:
-    store = await postgres(database, clock)
+async def test_a_commit_is_waited_for(opened, database: str) -> None:
+    store = await opened(database)
     assert await store._pool.read("SHOW synchronous_commit") == [("on",)]
-    await store.close()

@@ -18,7 +18,8 @@ from standardwebhooks import Webhook
 from duetime.deliverer import Deliverer
 from duetime.deliverers.deadlines import Deadlines
 from duetime.deliverers.egress import Egress
-from duetime.deliverers.http import HttpDeliverer, body_of
+from duetime.deliverers.bodies import body_of
+from duetime.deliverers.http import HttpDeliverer
 from duetime.deliverers.signing import to_text
 from duetime.model import (
     ABSENT,
@@ -265,7 +266,7 @@ def test_a_payload_goes_out_byte_for_byte(
     ("payload", "raw"), [(ABSENT, b"null"), (Raw(b"null"), b"null"), (Raw(b'{"n": 1.0}'), b'{"n": 1.0}')]
 )
 def test_an_envelope_holds_the_payload_as_it_is(payload: Raw, raw: bytes) -> None:
-    body = body_of(timer_for("http://x/", payload=payload, body=BodyFormat.ENVELOPE, attempt=2, id='a"ü'))
+    body = body_of(timer_for("http://x/", payload=payload, body=BodyFormat.ENVELOPE, attempt=2, id='a"ü'), 0)
     assert raw in body
     assert json.loads(body) == {
         "id": 'a"ü',

@@ -13,14 +13,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import nats
 from msgspec import Struct
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import ConnectionClosedError, NoRespondersError
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
 from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
@@ -47,6 +49,8 @@ REQUEST_SECONDS_MAX = 5.0
 DEDUPE_SECONDS = 300.0
 DEDUPE_SECONDS_MIN = 120.0
 DAY_SECONDS = 86_400.0
+HEAD_BYTES = len(b"NATS/1.0\r\n\r\n")
+"""What is around the headers of a message."""
 EVENTS_KEPT_SECONDS = 30 * DAY_SECONDS
 
 
@@ -61,12 +65,28 @@ class Names(Struct, frozen=True, kw_only=True):
     dead_letters_stream: str = "TIMER_DLQ"
 
 
+class _Client(Client):
+    """The library's client, whom no message can kill: it stops reading at a subject or headers that it can't decode,
+    and such a message would come again and again."""
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        try:
+            return await super()._process_headers(headers)
+        except (IndexError, UnicodeDecodeError):
+            return None  # those of a command are of no interest, and a status is well formed
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Any:
+        return super()._build_message(sid, subject.decode(errors="replace").encode(), reply, data, headers)
+
+
 class NatsBroker:
     def __init__(self, url: str, names: Names) -> None:
         self._url = url
         self._names = names
-        self._client = Client()
-        self._inbox = ""
+        self._client = _Client()
+        self._inbox: Subscription | None = None
         self._arrived: deque[Command] = deque()
         self._something = asyncio.Event()
         self._more = asyncio.Event()
@@ -83,31 +103,46 @@ class NatsBroker:
     # The connection.
 
     async def run(self) -> None:
-        await self._client.connect(
+        while True:
+            try:
+                await self._connect()
+                # It connects again by itself, except after an error that the server told it of: then it stays closed.
+                while not self._client.is_closed:
+                    await self._round()
+            except (NatsError, OSError) as error:
+                self._say(f"the connection to the broker broke: {error or type(error).__name__}")
+                await self._client.close()
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _connect(self) -> None:
+        self._client = client = _Client()
+        await client.connect(
             self._servers(),
             name="duetime",
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnect,
             reconnected_cb=self._on_reconnect,
+            closed_cb=self._on_close,
             max_reconnect_attempts=-1,
             reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]  # seconds, and they need not be whole
             ping_interval=5,
             max_outstanding_pings=2,
         )
         log.info("connected to the broker")
-        self._inbox = self._client.new_inbox()
-        await self._client.subscribe(self._inbox, cb=self._on_message)
-        while True:
-            if self._client.is_connected and not self._set_up.is_set():
-                await self._try_to_set_up()
-            if self.connected and self._taking:
-                await self._ask()
-            self._something.clear()
-            try:
-                async with asyncio.timeout(ASK_SECONDS if self.connected else RECONNECT_SECONDS):
-                    await self._something.wait()
-            except TimeoutError:
-                self._asked = 0  # The request is over, whether or not its end was heard of.
+        self._inbox = await client.subscribe(client.new_inbox(), cb=self._on_message)
+
+    async def _round(self) -> None:
+        """Set up what is missing, ask for commands if there is room, and wait until something has changed."""
+        self._something.clear()
+        if self._client.is_connected and not self._set_up.is_set():
+            await self._try_to_set_up()
+        if self.connected and self._taking:
+            await self._ask()
+        try:
+            async with asyncio.timeout(ASK_SECONDS if self.connected else RECONNECT_SECONDS):
+                await self._something.wait()
+        except TimeoutError:
+            self._asked = 0  # The request is over, whether or not its end was heard of.
 
     def _servers(self) -> list[str]:
         return [server.strip() for server in self._url.split(",")]
@@ -128,11 +163,18 @@ class NatsBroker:
 
     async def _on_disconnect(self) -> None:
         self._set_up.clear()
+        # Nobody will answer what was asked on this connection.
+        for waiting in list(self._client._resp_map.values()):
+            if not waiting.done():
+                waiting.set_exception(ConnectionClosedError())
         if not self._closing:
             self._say("the broker is away: HTTP timers go on, the others wait for it")
 
     async def _on_reconnect(self) -> None:
         log.info("connected to the broker again")
+        self._something.set()
+
+    async def _on_close(self) -> None:
         self._something.set()
 
     async def _on_error(self, error: Exception) -> None:
@@ -211,10 +253,7 @@ class NatsBroker:
             found += [f"the stream {name} {problem}" for problem in _problems(wanted, there)]
         try:
             consumer = (await streams.consumer_info(self._names.commands_stream, CONSUMER)).config
-            if consumer.ack_policy != AckPolicy.EXPLICIT:
-                found.append(f"the consumer {CONSUMER} must have explicit acks: a crash would lose commands")
-            if (consumer.max_deliver or -1) > 0:
-                found.append(f"the consumer {CONSUMER} gives up on a command after {consumer.max_deliver} deliveries")
+            found += [f"the consumer {CONSUMER} {problem}" for problem in self._consumer_problems(consumer)]
         except NotFoundError:
             pass
         except (NatsError, APIError, OSError, TimeoutError) as error:
@@ -238,13 +277,35 @@ class NatsBroker:
         finally:
             await self._client.close()
 
+    def _consumer_problems(self, there: ConsumerConfig) -> list[str]:
+        found = []
+        if there.deliver_subject:
+            found.append("is a push consumer, and nothing can be asked of it: remove it")
+        if there.ack_policy != AckPolicy.EXPLICIT:
+            found.append("must have explicit acks: a crash would lose commands")
+        if (there.max_deliver or -1) > 0:
+            found.append(f"gives up on a command after {there.max_deliver} deliveries")
+        wanted = f"{self._names.commands}.*"
+        filters = there.filter_subjects or [there.filter_subject or ">"]
+        if not any(_covers(pattern, wanted) for pattern in filters):
+            found.append(f"does not give out all of {wanted}")
+        return found
+
     # Events out.
 
     async def publish(self, subject: str, body: bytes, headers: Mapping[str, str], *, id: str, timeout: float) -> None:
         if not self._client.is_connected:
             raise BrokerAway("the broker is away")
+        headers = {**headers, "Nats-Msg-Id": id}
+        size = len(body) + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) + HEAD_BYTES
+        if size > self._client.max_payload:
+            # The server would not only refuse it, but end the connection.
+            raise BrokerError(f"the broker takes {self._client.max_payload} bytes at most, and this has {size}")
         try:
-            answer = await self._client.request(subject, body, timeout=timeout, headers={**headers, "Nats-Msg-Id": id})
+            answer = await self._client.request(subject, body, timeout=timeout, headers=headers)
+        except ConnectionClosedError:
+            # It may have the message, and then it will drop the next one, which has the same id.
+            raise BrokerAway("the connection to the broker broke") from None
         except NoRespondersError:
             raise BrokerError(f"no stream takes the subject {subject!r}: add it to one") from None
         except (TimeoutError, nats.errors.TimeoutError):
@@ -267,19 +328,27 @@ class NatsBroker:
         self._asked += room
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._names.commands_stream}.{CONSUMER}"
         asked = {"batch": room, "expires": int(ASK_SECONDS * 1e9)}
-        await self._client.publish(subject, msgspec.json.encode(asked), reply=self._inbox)
+        assert self._inbox is not None
+        await self._client.publish(subject, msgspec.json.encode(asked), reply=self._inbox.subject)
 
     async def _on_message(self, message: Msg) -> None:
         if not message.reply:
             self._asked = 0  # The end of a request, or why it was refused; the next one comes with the next round.
-            if (message.headers or {}).get("Status") == "503":
+            headers = message.headers or {}
+            if headers.get("Status") == "503":
                 self._set_up.clear()  # No stream, no consumer: the server is a new one.
-                await asyncio.sleep(RECONNECT_SECONDS)
+            elif headers.get("Status") == "409":
+                self._say(f"the broker gave no commands: {headers.get('Description', 'it does not say why')}")
+            if headers.get("Status") not in ("404", "408"):
+                await asyncio.sleep(RECONNECT_SECONDS)  # The next one may well have the same answer.
             self._something.set()
             return
         self._asked = max(0, self._asked - 1)
-        number = message.reply.split(".")[-4]  # $JS.ACK.<stream>.<consumer>.<deliveries>.<number>.…
-        self._arrived.append(Command(message.subject, message.data, number, message.reply))
+        command = Command(message.subject, message.data, _number(message.reply), message.reply)
+        if not self._taking:
+            await self.again([command], delay_ms=0)
+            return
+        self._arrived.append(command)
         self._something.set()
         self._more.set()
 
@@ -313,6 +382,12 @@ class NatsBroker:
         self._taking = False
         unseen = list(self._arrived)
         self._arrived.clear()
+        if self._inbox is not None and self._client.is_connected:
+            # The server still has our last request and would go on to give us commands for seconds.
+            try:
+                await self._inbox.drain()  # type: ignore[no-untyped-call]
+            except (NatsError, OSError, TimeoutError) as error:
+                log.debug("could not take the last request back: %s", error)
         await self.again(unseen, delay_ms=0)
 
     async def close(self) -> None:
@@ -343,6 +418,13 @@ class _Published(Struct):
 _published = msgspec.json.Decoder(_Published).decode
 
 
+def _number(reply: str) -> str:
+    """Which message of its stream a command is: ``$JS.ACK.<stream>.<consumer>.<deliveries>.<number>.…``, or the same
+    with a domain and an account before the stream."""
+    tokens = reply.split(".")
+    return tokens[5 if len(tokens) == 9 else 7]
+
+
 def _problems(wanted: StreamConfig, there: StreamConfig) -> list[str]:
     """How a stream that is there may fail those who rely on it, as ends of sentences."""
     found = []
@@ -353,6 +435,12 @@ def _problems(wanted: StreamConfig, there: StreamConfig) -> list[str]:
         found.append("is kept in memory: a restart of the broker loses what is in it")
     if there.discard != DiscardPolicy.NEW and ((there.max_msgs or -1) > 0 or (there.max_bytes or -1) > 0):
         found.append("drops its oldest messages silently when it is full: let it refuse new ones (discard: new)")
+    if (there.max_msgs_per_subject or -1) > 0 and not (
+        there.discard == DiscardPolicy.NEW and there.discard_new_per_subject
+    ):
+        found.append(f"keeps {there.max_msgs_per_subject} messages of a subject and drops those before silently")
+    if there.retention == RetentionPolicy.INTEREST:
+        found.append("drops messages silently while no consumer waits for them (retention: interest)")
     if there.max_age and there.max_age < DAY_SECONDS:
         found.append(f"drops messages silently after {there.max_age:.0f} s, read or not")
     if there.no_ack:

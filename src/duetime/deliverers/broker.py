@@ -37,7 +37,8 @@ class BrokerDeliverer:
         except (BrokerTimeout, TimeoutError) as error:
             return Outcome(kind=OutcomeKind.TIMED_OUT, error=str(error) or "the broker did not confirm in time")
         except BrokerError as error:
-            return Outcome(kind=OutcomeKind.UNREACHABLE, error=str(error))
+            # The broker is there. Counted as out of reach, one bad subject would hold up what goes to all the others.
+            return Outcome(kind=OutcomeKind.REFUSED, error=str(error))
         return Outcome(kind=OutcomeKind.ANSWERED)
 
     async def check(self, target: Target) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from duetime.broker import Broker, BrokerError, Command
+from duetime.broker import Broker, BrokerAway, BrokerError, BrokerTimeout, Command
 from duetime.doors import wire
 from duetime.errors import DuetimeError, InvalidInput, StoreError
 from duetime.model import DAY_MS, SECOND_MS, BodyFormat, Definition, NatsTarget, ResponseProtocol, RetryPolicy
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 AGAIN_MS = 1_000
 DEAD_LETTER_SECONDS = 5.0
+CUT_BYTES_MIN = 4_096
+"""A dead letter that is refused and not smaller than this may be too large; it is cut."""
 UNTIL_TAKEN = RetryPolicy(
     max_retries=1_000_000, max_duration_ms=3650 * DAY_MS, initial_interval_ms=SECOND_MS, max_interval_ms=30 * SECOND_MS
 )
@@ -127,6 +129,9 @@ class BrokerDoor:
             raise InvalidInput("tenantId", "must be one token of a subject: no dots")
         if command.subject.rpartition(".")[2] != tenant:
             raise InvalidInput("tenantId", "must be the last token of the subject")
+        correlation_id = message.correlation_id
+        if correlation_id is not None:
+            wire.check_id(correlation_id, "correlationId")
         return NewTimer(
             namespace=tenant,
             id=wire.check_id(schedule.service_call_id, "serviceCallId"),
@@ -137,27 +142,40 @@ class BrokerDoor:
                 protocol=ResponseProtocol.STATUS,
                 retry=UNTIL_TAKEN,
             ),
-            correlation_id=message.correlation_id and wire.check_id(message.correlation_id, "correlationId"),
+            correlation_id=correlation_id,
         )
 
     async def _bury(self, command: Command, error: DuetimeError) -> None:
         """Copy a command that can't be taken to the dead letters, then have nobody try it again."""
         log.warning("a command on %s can't be taken: %s", command.subject, error)
         self._telemetry.refused_command()
-        headers = {"duetime-error": " ".join(str(error).split())[:500], "duetime-subject": command.subject}
+        headers = {"duetime-error": _header(str(error)), "duetime-subject": _header(command.subject)}
         try:
-            await self._broker.publish(
-                self._dead_letters,
-                command.data,
-                headers,
-                id=f"{command.subject}-{command.number}",
-                timeout=DEAD_LETTER_SECONDS,
-            )
+            await self._copy(command, headers)
         except BrokerError as failure:
             log.warning("could not keep it among the dead letters, trying again: %s", failure)
             await self._broker.again([command], delay_ms=AGAIN_MS)
             return
         await self._broker.never(command, str(error))
+
+    async def _copy(self, command: Command, headers: dict[str, str]) -> None:
+        id, timeout = f"{command.subject}-{command.number}", DEAD_LETTER_SECONDS
+        try:
+            await self._broker.publish(self._dead_letters, command.data, headers, id=id, timeout=timeout)
+        except (BrokerAway, BrokerTimeout):
+            raise
+        except BrokerError:
+            whole = len(command.data)
+            if whole < CUT_BYTES_MIN:
+                raise
+            # One that fills a message to the brim leaves no room for the headers. Half of it tells enough.
+            headers = {**headers, "duetime-size": str(whole)}
+            await self._broker.publish(self._dead_letters, command.data[: whole // 2], headers, id=id, timeout=timeout)
+
+
+def _header(text: str) -> str:
+    """A text as a header can carry it to every client: on one line, not long, and in ASCII."""
+    return " ".join(text.split()).encode("ascii", "backslashreplace").decode()[:500]
 
 
 def _bare(message: Message) -> Schedule:

@@ -32,8 +32,11 @@ CONNECTIONS_MAX = 8
 PUT_MAX = 500
 PUT_TRIES_MAX = 3
 MIGRATION_LOCK, SLICE_LOCK = 4_711_001, 4_711_002
-FINISHED_ALREADY, NO_SLICE = "DT001", "23514"
+FINISHED_ALREADY = "DT001"
+NO_SLICE = ("23514", "23502")  # there is no partition, or no name of one to count by: whichever is missed first
 NOT_HELD = -1
+LOCK_MS_MAX = 1_000
+"""How long upkeep waits for a lock: everybody else waits behind it meanwhile, and it comes again in a minute."""
 
 
 class PostgresStore:
@@ -56,7 +59,12 @@ class PostgresStore:
 
     async def open(self) -> None:
         await self._pool.open()
-        await self._pool.work(self._prepare)
+        try:
+            await self._pool.work(self._prepare)
+        except Refused as refused:
+            if not refused.hopeless:
+                raise
+            raise SettingsError(f"DATABASE_URL: {refused}") from refused
         self._hints.start()
 
     async def close(self) -> None:
@@ -100,14 +108,17 @@ class PostgresStore:
                 break
             written: set[tuple[bytes, int]] = set()
             try:
-                written = await self._insert([timer for _, timer in left])
-            except Refused as refused:
-                if refused.code != FINISHED_ALREADY:
-                    raise
-            except StoreIndeterminate as error:
-                lost = error
-            if len(written) < len(left):
-                there = {timer.uuid: timer for timer in await self._get([timer.uuid for _, timer in left])}
+                try:
+                    written = await self._insert([timer for _, timer in left])
+                except Refused as refused:
+                    if refused.code != FINISHED_ALREADY:
+                        raise
+                except StoreIndeterminate as error:
+                    lost = error
+                if len(written) < len(left):
+                    there = {timer.uuid: timer for timer in await self._get([timer.uuid for _, timer in left])}
+            except StoreUnavailable as error:
+                raise lost or error from error
             for place, timer in left:
                 if (timer.uuid, timer.revision) in written:
                     answers[place] = None
@@ -237,10 +248,10 @@ class PostgresStore:
         dropping them free. A retention of less than a day is kept to the letter.
         """
         self._retention_ms = retention_ms
-        namespaces = await self.namespaces()
-        kept = {n.name: retention_ms if n.retention_ms is None else n.retention_ms for n in namespaces}
+        now: int = await self._pool.work(self._make_slices)
+        kept = {namespace.name: self._kept_ms(namespace) for namespace in await self.namespaces()}
         longest = max(kept.values())
-        now, purged = await self._pool.work(lambda connection: self._turn_slices(connection, longest))
+        purged: int = await self._pool.work(lambda connection: self._drop_slices(connection, now - longest))
         for name, kept_ms in kept.items():
             if kept_ms == longest and kept_ms >= DAY_MS:
                 continue
@@ -248,7 +259,10 @@ class PostgresStore:
                 if purged < limit:
                     [row] = await self._pool.write(sql.PURGE, name, status.value, now - kept_ms, limit - purged)
                     purged += row["purged"]
-        return int(purged)
+        return purged
+
+    def _kept_ms(self, namespace: Namespace) -> int:
+        return self._retention_ms if namespace.retention_ms is None else namespace.retention_ms
 
     async def namespaces(self) -> list[Namespace]:
         rows = await self._pool.read("SELECT definition FROM namespaces ORDER BY name")
@@ -300,7 +314,7 @@ class PostgresStore:
                     f"DUETIME_SHARDS is {self.shards}, but this database was made with {shards}: the number of shards "
                     f"is fixed, set it to {shards}"
                 )
-        await self._turn_slices(connection, self._retention_ms)
+        await self._make_slices(connection)
 
     async def _set_meta(self, connection: Connection, name: str, value: int) -> None:
         await connection.execute(
@@ -311,38 +325,45 @@ class PostgresStore:
         now: int = await connection.fetchval(f"SELECT {sql.now('$1')}", self._now())
         return now
 
-    async def _turn_slices(self, connection: Connection, retention_ms: int) -> tuple[int, int]:
-        """Make the slices that today and tomorrow need and drop the ones that are too old; the store's time, and how
-        many timers were dropped."""
-        dropped = 0
+    async def _make_slices(self, connection: Connection) -> int:
+        """Make the slices that today and tomorrow need, if they are not there; the store's time."""
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", SLICE_LOCK)
-            await connection.execute("SET LOCAL lock_timeout = '1s'")
+            await connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS_MAX}")
             now = await self._store_now(connection)
             slices = {starts: ends for starts, ends in await connection.fetch("SELECT starts_at, ends_at FROM slices")}
+            namespaces = await connection.fetch("SELECT definition FROM namespaces")
+            width_ms = slice_width_ms(max(self._kept_ms(_namespace(definition)) for (definition,) in namespaces))
             for at in (now, now + DAY_MS):
                 if not any(starts <= at < ends for starts, ends in slices.items()):
                     starts_at = max([at // DAY_MS * DAY_MS, *(ends for ends in slices.values() if ends <= at)])
-                    ends_at = min([starts_at + slice_width_ms(retention_ms), *(s for s in slices if s > at)])
+                    ends_at = min([starts_at + width_ms, *(s for s in slices if s > at)])
                     for statement in slice_statements(starts_at, ends_at):
                         await connection.execute(statement)
                     slices[starts_at] = ends_at
-            for starts_at, ends_at in slices.items():
-                if ends_at <= now - retention_ms:
+        return now
+
+    async def _drop_slices(self, connection: Connection, until: int) -> int:
+        """Drop the slices that ended by then; how many timers were in them."""
+        dropped = 0
+        for starts_at, _ in await connection.fetch("SELECT starts_at, ends_at FROM slices WHERE ends_at <= $1", until):
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", SLICE_LOCK)
+                await connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS_MAX}")
+                if await connection.fetch("DELETE FROM slices WHERE starts_at = $1 RETURNING 1", starts_at):
                     await connection.execute(f"DROP TABLE history_{starts_at}")
-                    await connection.execute("DELETE FROM slices WHERE starts_at = $1", starts_at)
                     counted = await connection.fetch("DELETE FROM tallies WHERE slice = $1 RETURNING timers", starts_at)
                     dropped += sum(number for (number,) in counted)
-        return now, dropped
+        return dropped
 
     async def _into_history(self, statement: str, *arguments: object) -> list[Any]:
         """A write that may need the slice of now. Upkeep makes slices a day ahead; this is for when it could not."""
         try:
             return await self._pool.write(statement, *arguments)
         except Refused as refused:
-            if refused.code != NO_SLICE:
+            if refused.code not in NO_SLICE:
                 raise
-        await self._pool.work(lambda connection: self._turn_slices(connection, self._retention_ms))
+        await self._pool.work(self._make_slices)
         return await self._pool.write(statement, *arguments)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from duetime.errors import SettingsError, StoreError
+from duetime.errors import StoreError
 from duetime.store import Hint
 from duetime.stores.postgres_pool import AGAIN_SECONDS, PostgresPool
 
@@ -56,7 +56,7 @@ class PostgresHints:
     async def _run(self) -> None:
         while True:
             # What is wrong with the server shows in the statements that matter.
-            with contextlib.suppress(StoreError, SettingsError):
+            with contextlib.suppress(StoreError):
                 await self._talk()
             await asyncio.sleep(AGAIN_SECONDS)
 

@@ -47,11 +47,11 @@ def find(query: Query) -> Statement:
     way = "DESC" if query.descending else "ASC"
     order = f"seq {way}" if query.sort is Sort.CREATED_AT else f"execute_at {way}, seq {way}"
     arguments = _Arguments()
-    # The empty string keeps the planner from going by the namespace where the order is another index's.
+    # An empty string keeps the planner from going by a column where the order is another index's.
     namespace = "namespace" if query.sort is Sort.CREATED_AT else "namespace || ''"
     where = f"{namespace} = {arguments.add(query.namespace)}"
     if query.status is not None:
-        where += f" AND status = {arguments.add(query.status.value)}"
+        where += f" AND status || '' = {arguments.add(query.status.value)}"
     reach, limit, offset = (arguments.add(n) for n in (query.offset + query.limit, query.limit, query.offset))
     selects = [
         f"SELECT {TIMER}, seq FROM {table} WHERE {where} ORDER BY {order} LIMIT {reach}::bigint"
@@ -66,12 +66,13 @@ def page(filter: Filter, limit: int, at: int | None, after: Place | None) -> Sta
     arguments = _Arguments()
     value, seq = (arguments.add(n) for n in ((after.value, after.mark) if after is not None else _FIRST[beyond]))
     where = [f"({column}, seq) {beyond} ({value}::bigint, {seq}::bigint)"]
-    if column == "seq":
-        where = [f"seq < {seq}::bigint AND {value}::bigint IS NOT NULL"]
     by_namespace = filter.order is Order.FINISHED or (filter.order is Order.NEWEST and filter.correlation_id is None)
+    if column == "seq":
+        column = "seq" if filter.namespace is not None or filter.correlation_id is not None else "seq + 0"
+        where = [f"{column} < {seq}::bigint AND {value}::bigint IS NOT NULL"]
     for asked, condition in (
         (filter.namespace, "namespace = {}" if by_namespace else "namespace || '' = {}"),
-        (filter.status and filter.status.value, "status = {}"),
+        (filter.status and filter.status.value, "status = {}" if by_namespace else "status || '' = {}"),
         (filter.correlation_id, "correlation_id = {}"),
         (filter.execute_after, "execute_at >= {}"),
         (filter.execute_before, "execute_at < {}"),
@@ -80,8 +81,8 @@ def page(filter: Filter, limit: int, at: int | None, after: Place | None) -> Sta
             where.append(condition.format(arguments.add(asked)))
     if filter.order is Order.DEADLINE:
         # An attempt is under way only of what was due: the index on fire_at leads to the few that can be meant.
-        where.append(f"fire_at <= {now(arguments.add(at))}")
-    order = f"{column} {way}, seq {way}"
+        where.append(f"fire_at <= (SELECT {now(arguments.add(at))})")
+    order = f"{column} {way}" if filter.order is Order.NEWEST else f"{column} {way}, seq {way}"
     size = f"LIMIT {arguments.add(limit + 1)}::bigint"
     conditions = " AND ".join(where)
     if filter.order is Order.FINISHED and filter.namespace is None:

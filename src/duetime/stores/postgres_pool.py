@@ -53,12 +53,17 @@ Row = asyncpg.Record
 Say = Callable[[str], Awaitable[None]]
 
 
+class Hopeless(StoreUnavailable):
+    """The server does not let us do it, and will not until somebody changes the settings, here or there."""
+
+
 class Refused(StoreUnavailable):
     """The server refused a statement and wrote nothing; ``code`` is its SQLSTATE."""
 
     def __init__(self, error: asyncpg.PostgresError) -> None:
         super().__init__(f"PostgreSQL refused: {error}")
         self.code = str(error.sqlstate)
+        self.hopeless = self.code.startswith(_HOPELESS)
 
 
 class PostgresPool:
@@ -76,6 +81,8 @@ class PostgresPool:
             try:
                 async with self.connection():
                     return
+            except Hopeless as error:
+                raise SettingsError(f"DATABASE_URL: {error}") from error
             except StoreError as error:
                 if loop.time() - began > START_SECONDS_MAX:
                     raise SettingsError(f"DATABASE_URL: {error}") from error
@@ -122,7 +129,7 @@ class PostgresPool:
             )
         except asyncpg.PostgresError as error:
             if str(error.sqlstate).startswith(_HOPELESS):
-                raise SettingsError(f"DATABASE_URL: PostgreSQL says: {error}") from error
+                raise Hopeless(f"PostgreSQL says: {error}") from error
             raise StoreUnavailable(f"PostgreSQL says: {error}") from error
         except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             raise StoreUnavailable(f"can't connect to PostgreSQL: {error or 'no answer'}") from error
@@ -179,7 +186,10 @@ class PostgresPool:
 
         try:
             connection.add_termination_listener(lambda _: gone())
-            await connection.add_listener(name, on_notify)
+            try:
+                await connection.add_listener(name, on_notify)
+            except _BROKEN as error:
+                raise StoreUnavailable(f"the connection to PostgreSQL broke: {error}") from error
             yield say
         finally:
             connection.terminate()

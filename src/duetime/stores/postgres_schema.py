@@ -6,6 +6,8 @@ stays as small as what is pending, and history is dropped a slice of time at a t
 - No index of ``timers`` has a column that begins and retries change, other than ``fire_at``: a begin is a HOT update,
   which costs no index entry and is cleaned up without a vacuum. That is why ``status`` is in no index, not even as a
   condition of one.
+- The order of creation over all namespaces is the index on ``seq + 0``, which no question about one namespace can be
+  answered by: the planner can't choose to walk through everybody's timers for somebody's.
 - ``slices`` names the partitions of ``history``; a row belongs to the slice in which the store wrote it.
 - ``tallies`` holds exact counts, each spread over a few rows so that writers do not wait for one another.
 """
@@ -18,20 +20,20 @@ SCHEMA = "duetime"
 
 _COLUMNS = """
         uuid           bytea NOT NULL,
-        namespace      text NOT NULL,
-        id             text NOT NULL,
+        namespace      text COLLATE "C" NOT NULL,
+        id             text COLLATE "C" NOT NULL,
         shard          int NOT NULL,
         definition     text NOT NULL,
         timeout_ms     bigint NOT NULL,
         fingerprint    text NOT NULL,
-        correlation_id text,
+        correlation_id text COLLATE "C",
         created_at     bigint NOT NULL,
         updated_at     bigint NOT NULL,
         revision       bigint NOT NULL,
         firing         bigint NOT NULL,
         execute_at     bigint NOT NULL,
         fire_at        bigint NOT NULL,
-        status         text NOT NULL,
+        status         text COLLATE "C" NOT NULL,
         attempt        int NOT NULL,
         failures       int NOT NULL,
         lost           int NOT NULL,
@@ -71,7 +73,7 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE UNIQUE INDEX timers_uuid ON timers (uuid);
     CREATE INDEX timers_due ON timers (fire_at, seq);
-    CREATE INDEX timers_seq ON timers (seq);
+    CREATE INDEX timers_seq ON timers ((seq + 0));
     CREATE INDEX timers_namespace ON timers (namespace, seq);
     CREATE INDEX timers_execute_at ON timers (execute_at, seq);
     CREATE INDEX timers_correlation_id ON timers (correlation_id, seq) WHERE correlation_id IS NOT NULL;
@@ -79,7 +81,7 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE history (seq bigint NOT NULL, ended_at bigint NOT NULL, {_COLUMNS}) PARTITION BY RANGE (ended_at);
     CREATE INDEX history_uuid ON history (uuid);
     CREATE INDEX history_final ON history (namespace, status, updated_at, seq);
-    CREATE INDEX history_seq ON history (seq);
+    CREATE INDEX history_seq ON history ((seq + 0));
     CREATE INDEX history_namespace ON history (namespace, seq);
     CREATE INDEX history_execute_at ON history (execute_at, seq);
     CREATE INDEX history_correlation_id ON history (correlation_id, seq) WHERE correlation_id IS NOT NULL;
@@ -87,8 +89,8 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE slices (starts_at bigint PRIMARY KEY, ends_at bigint NOT NULL);
 
     CREATE TABLE tallies (
-        namespace text NOT NULL,
-        status    text NOT NULL,
+        namespace text COLLATE "C" NOT NULL,
+        status    text COLLATE "C" NOT NULL,
         slice     bigint NOT NULL,  -- of history; 0 for what is live
         spread    int NOT NULL,
         timers    bigint NOT NULL,

@@ -13,7 +13,7 @@ from duetime.lifecycle import ATTEMPT_GRACE_MS
 from duetime.stores.postgres_rows import FIXED, STATE, TIMER, unnest
 
 BEGIN_MAX = 1_000
-BEGIN_BYTES_MAX = 1 << 20
+BEGIN_BYTES_MAX = 1 << 18
 """An answer that fits the buffers between server and client is sent whole even when the client has been stopped. A
 larger one would keep its statement open, and the share lock with it, until the client goes on."""
 SPREAD = 8
@@ -114,7 +114,9 @@ BEGIN = f"""
     ),
     oldest AS MATERIALIZED (
         SELECT * FROM (
-            SELECT uuid, shard, revision, status, fire_at, seq, octet_length(definition) AS bytes FROM timers
+            SELECT uuid, shard, revision, status, fire_at, seq,
+                octet_length(definition) + octet_length(attempts) AS bytes
+            FROM timers
             WHERE fire_at <= (SELECT now FROM clock)
             AND (SELECT versions FROM held)[shard + 1] >= 0
             AND (status = 'pending' OR version <> (SELECT versions FROM held)[shard + 1]

@@ -1,0 +1,213 @@
+"""Measures the broker door: how fast commands are taken in, and what HTTP timers notice of a broker that is down."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+import nats
+from nats.aio.client import Client
+from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
+
+from bench.deliveries import START_MS, ahead_of, arrivals
+from bench.processes import BenchError, Process, duetime, worker
+from bench.processes import nats as nats_server
+from bench.report import Row, compared, ms, rate, us
+from bench.rounds import Bench, Sample
+from bench.timers import DAY_MS, evenly, fill, now_ms, remove, timer
+from duetime.brokers.nats import CONSUMER, Names
+from duetime.model import BodyFormat, NatsTarget, Timer
+from duetime.timetext import format_time
+
+BAR_PER_SECOND = 5_000
+TENANTS = 10
+LOOK_SECONDS = 0.01
+TAKEN_SECONDS_MAX = 120.0
+HTTP_PER_SECOND = 1_000
+EVENTS_PER_SECOND = 500
+NAMES = Names()
+
+
+async def measure(bench: Bench) -> list[Row]:
+    return [*await _taken_in(bench), *await _lateness(bench)]
+
+
+# Commands in.
+
+
+async def _taken_in(bench: Bench) -> list[Row]:
+    count = 10_000 if bench.quick else 30_000
+    file = bench.directory / "commands.db"
+
+    async def ours() -> Sample:
+        async with nats_server(bench.directory) as broker:
+            await _publish(broker, count)
+            try:
+                async with duetime(bench.directory, file, TIMER_BROKER_URL=_url(broker)) as server:
+                    return await _watch(broker, server, count)
+            finally:
+                remove(file)
+
+    async def bare() -> Sample:
+        async with nats_server(bench.directory) as broker:
+            await _publish(broker, count)
+            plan = {"what": "acks", "url": _url(broker), "stream": NAMES.commands_stream, "consumer": CONSUMER}
+            figures = await worker("ceilings", {**plan, "count": count}, bench.directory)
+            return {**figures, "cpu": 1 / figures["per_cpu_second"]}
+
+    s = await bench.interleave("commands", {"duetime": ours, "bare consumer": bare})
+    row = compared(
+        f"commands taken in, {count:,}",
+        rate(s.median("duetime", "per_second")),
+        f"only acked {rate(s.median('bare consumer', 'per_second'))}",
+        s.ratio("duetime", "bare consumer", "per_second"),
+    )
+    row.bar, row.ok = f"≥ {rate(BAR_PER_SECOND)}", s.median("duetime", "per_second") >= BAR_PER_SECOND
+    cpu = compared(
+        "  CPU per command",
+        us(s.median("duetime", "cpu")),
+        f"only acked {us(s.median('bare consumer', 'cpu'))}",
+        s.ratio("duetime", "bare consumer", "cpu"),
+    )
+    return [row, cpu]
+
+
+async def _publish(broker: Process, count: int) -> None:
+    """Make the stream and the consumer as the service would, and put the commands into it."""
+    client = await _connect(broker)
+    js = client.jetstream()
+    subjects = [f"{NAMES.commands}.*"]
+    await js.add_stream(
+        StreamConfig(name=NAMES.commands_stream, subjects=subjects, retention=RetentionPolicy.WORK_QUEUE)
+    )
+    config = ConsumerConfig(
+        durable_name=CONSUMER, filter_subject=subjects[0], ack_policy=AckPolicy.EXPLICIT, max_ack_pending=20_000
+    )
+    await js.add_consumer(NAMES.commands_stream, config)
+    tomorrow = now_ms() + DAY_MS
+    for number in range(count):
+        tenant = f"tenant-{number % TENANTS}"
+        command = {
+            "id": f"command-{number}",
+            "type": "ScheduleTimer",
+            "tenantId": tenant,
+            "correlationId": f"order-{number}",
+            "timestampMs": tomorrow - DAY_MS,
+            "payload": {"tenantId": tenant, "serviceCallId": f"call-{number}", "dueAt": format_time(tomorrow + number)},
+        }
+        await client.publish(f"{NAMES.commands}.{tenant}", msgspec.json.encode(command))
+    await client.flush()
+    await _until_left(client, count, count)
+    await client.close()
+
+
+async def _watch(broker: Process, server: Process, count: int) -> Sample:
+    """From when the first commands are seen to be acked to when all are."""
+    client = await _connect(broker)
+    left = await _until_left(client, 0, count - 1)
+    started, cpu = time.perf_counter(), server.cpu_seconds()
+    if left < count // 2:
+        raise BenchError("the commands were taken in before anybody looked")
+    await _until_left(client, 0, 0)
+    took, cpu = time.perf_counter() - started, server.cpu_seconds() - cpu
+    await client.close()
+    _, page = await server.get("/metrics")
+    if f'duetime_timers{{status="pending"}} {float(count)}' not in page:
+        raise BenchError(f"not all of {count} commands became timers")
+    return {"per_second": left / took, "cpu": cpu / left}
+
+
+async def _until_left(client: Client, least: int, most: int) -> int:
+    """Return when the stream of commands holds so many."""
+    js = client.jetstream()
+    until = time.monotonic() + TAKEN_SECONDS_MAX
+    while time.monotonic() < until:
+        left = (await js.stream_info(NAMES.commands_stream)).state.messages
+        if least <= left <= most:
+            return left
+        await asyncio.sleep(LOOK_SECONDS)
+    raise BenchError("the commands were not taken in, in time")
+
+
+async def _connect(broker: Process) -> Client:
+    return await nats.connect(_url(broker))
+
+
+def _url(broker: Process) -> str:
+    return f"nats://127.0.0.1:{broker.port}"
+
+
+# HTTP timers meanwhile.
+
+
+async def _lateness(bench: Bench) -> list[Row]:
+    file = bench.directory / "lateness.db"
+    seconds = 4 if bench.quick else 8
+    count, events = HTTP_PER_SECOND * seconds, EVENTS_PER_SECOND * seconds
+
+    async def once(first: int, down: bool) -> Sample | None:
+        http = evenly(bench.url, HTTP_PER_SECOND, seconds, first)
+        await fill(file, [*http, *(_event(first + n * 1000 // EVENTS_PER_SECOND) for n in range(events))])
+        await bench.receiver.ask("reset")
+        try:
+            async with (
+                nats_server(bench.directory) as broker,
+                duetime(bench.directory, file, TIMER_BROKER_URL=_url(broker), LOG_LEVEL="error") as server,
+            ):
+                await _set_up(broker)
+                if down:
+                    await broker.kill()
+                if now_ms() >= first:
+                    return None
+                return await arrivals(bench, count, server, recorded=count if down else count + events)
+        finally:
+            remove(file)
+
+    async def up() -> Sample:
+        return await ahead_of(lambda first: once(first, False), START_MS + count // 10)
+
+    async def down() -> Sample:
+        return await ahead_of(lambda first: once(first, True), START_MS + count // 10)
+
+    s = await bench.interleave("commands", {"broker up": up, "broker down": down}, long=True)
+    rows = []
+    for name, figure in (("p50", "p50_ms"), ("p99", "p99_ms")):
+        row = compared(
+            f"HTTP lateness {name}, broker down",
+            ms(s.median("broker down", figure)),
+            f"broker up {ms(s.median('broker up', figure))}",
+            s.ratio("broker down", "broker up", figure),
+        )
+        if name == "p99":
+            pairs = zip(s.of["broker down"], s.of["broker up"], strict=True)
+            row.bar = "≤ 2 × up + 10 ms"
+            held = [without[figure] <= 2 * beside[figure] + 10 for without, beside in pairs]
+            row.ok = sum(held) > len(held) / 2
+        rows.append(row)
+    rows.append(Row("  at a time", f"{rate(HTTP_PER_SECOND)} + {rate(EVENTS_PER_SECOND)}", "HTTP + NATS timers due"))
+    return rows
+
+
+def _event(execute_at: int) -> Timer:
+    """A pending timer as the broker door would have made it."""
+    made = timer("", execute_at)
+    definition = msgspec.structs.replace(
+        made.definition, target=NatsTarget(subject=f"{NAMES.events}.tenant-0"), body=BodyFormat.EVENT
+    )
+    return msgspec.structs.replace(made, definition=definition)
+
+
+async def _set_up(broker: Process) -> None:
+    """Return when the service is connected: it has made its streams."""
+    client = await _connect(broker)
+    js = client.jetstream()
+    for _ in range(1_000):
+        try:
+            await js.consumer_info(NAMES.commands_stream, CONSUMER)
+            break
+        except nats.js.errors.NotFoundError:
+            await asyncio.sleep(LOOK_SECONDS)
+    else:
+        raise BenchError("the service did not set up the broker's streams")
+    await client.close()

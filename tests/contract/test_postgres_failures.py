@@ -1,0 +1,374 @@
+"""PostgreSQL that is gone, cut off, hung, restarted or read-only: what the callers are told, and what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import asyncpg
+import pytest
+
+from duetime import lifecycle
+from duetime.errors import SettingsError, StoreError, StoreIndeterminate, StoreUnavailable
+from duetime.model import Status
+from duetime.stores import postgres_hints, postgres_pool
+from duetime.stores.postgres import CONNECTIONS_MAX, PostgresStore
+from tests.clocks import START, ManualClock
+from tests.contract.timers import ALICE, LEASE_MS, completed, everything, holding, spread, timer, with_timers
+from tests.postgres import Postgres
+from tests.proxy import Proxy, nth
+
+
+@pytest.fixture
+def proxy(server: Postgres) -> Iterator[Proxy]:
+    with Proxy("127.0.0.1", server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def store(runner: asyncio.Runner, opened, proxy: Proxy, database: str) -> PostgresStore:
+    """A store that reaches its server through the proxy."""
+    store: PostgresStore = runner.run(opened(proxy.url(database)))
+    return store
+
+
+@pytest.fixture
+def beside(runner: asyncio.Runner, opened, store: PostgresStore, database: str) -> PostgresStore:
+    """Another instance, which the proxy does not part from the server."""
+    beside: PostgresStore = runner.run(opened(database))
+    return beside
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every wait is short. Asked for before a store."""
+    monkeypatch.setattr(postgres_pool, "ANSWER_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(postgres_pool, "CONNECT_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(postgres_hints, "CLOSE_SECONDS_MAX", 0.1)
+    monkeypatch.setitem(postgres_pool._SESSION, "statement_timeout", "500")
+
+
+def writes(store: PostgresStore) -> dict[str, Callable[[], Awaitable[object]]]:
+    return {
+        "put": lambda: store.put(timer("new")),
+        "swap": lambda: store.swap(timer(), None),
+        "begin": lambda: store.begin(ALICE, {0: 1}, 10),
+        "record": lambda: store.record(ALICE, [(t := timer(), completed(t))]),
+        "renew": lambda: store.renew(ALICE, LEASE_MS),
+        "claim": lambda: store.claim(ALICE, [0], LEASE_MS),
+        "release": lambda: store.release(ALICE, [0]),
+    }
+
+
+def reads(store: PostgresStore) -> dict[str, Callable[[], Awaitable[object]]]:
+    return {
+        "get": lambda: store.get("default", "t0"),
+        "ping": store.ping,
+        "tally": store.tally,
+        "namespaces": store.namespaces,
+        "cluster": store.cluster,
+    }
+
+
+# A server that is not there.
+
+
+async def test_a_refused_connection_means_that_nothing_was_written(store: PostgresStore, proxy: Proxy) -> None:
+    proxy.refuse()
+    proxy.cut()
+    await asyncio.sleep(0.1)  # The store notices that its connection is gone.
+    for name, call in (writes(store) | reads(store)).items():
+        with pytest.raises(StoreUnavailable, match=r"can't connect to PostgreSQL: .*refused") as raised:
+            await call()
+        assert "\n" not in str(raised.value), name
+    proxy.allow()
+    assert await store.put(timer()) is None
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+async def test_after_a_restart_the_next_call_works(store: PostgresStore, server: Postgres, mode: str) -> None:
+    await with_timers(store, *(before := spread(50)))
+    held = await holding(store)
+    server.stop(mode)
+    try:
+        await asyncio.sleep(0.1)
+        with pytest.raises(StoreUnavailable):
+            await store.put(timer("meanwhile"))
+    finally:
+        server.start()
+    assert (await store.begin(ALICE, held, 1)).timers[0].id == "t0"
+    assert len(await everything(store)) == len(before)
+
+
+async def test_a_kill_loses_nothing_that_was_acknowledged(store: PostgresStore, server: Postgres) -> None:
+    acknowledged: list[str] = []
+    enough = asyncio.Event()
+
+    async def put(prefix: str) -> None:
+        for n in range(200):
+            await store.put(timer(f"{prefix}{n}"))
+            acknowledged.append(f"{prefix}{n}")
+            if len(acknowledged) == 200:
+                enough.set()
+
+    puts = [asyncio.ensure_future(put(prefix)) for prefix in "abcd"]
+    await enough.wait()
+    server.kill()
+    server.start()
+    await asyncio.gather(*puts, return_exceptions=True)
+    assert set(acknowledged) <= {id for _, id in await everything(store)}
+
+
+# A connection that is cut.
+
+
+async def test_a_write_whose_answer_is_lost_may_have_happened(store, beside, proxy: Proxy) -> None:
+    await with_timers(beside, due := timer("due"), canceled := timer("canceled", at=START + 9))
+
+    async def lost(call: Awaitable[object], answer: bytes) -> None:
+        """Cut the connection in place of passing on the answer that has these bytes in it."""
+        proxy.on_answer = nth(answer)
+        with pytest.raises(StoreIndeterminate, match="PostgreSQL"):
+            await call
+
+    await lost(store.claim(ALICE, [0], LEASE_MS), b"UPDATE 1")
+    assert (await beside.renew(ALICE, LEASE_MS)).held == {0: 1}
+    await lost(store.begin(ALICE, {0: 1}, 1), due.definition.target.url.encode())
+    begun = await beside.get("default", "due")
+    assert begun.status is Status.EXECUTING
+    await lost(store.record(ALICE, [(begun, completed(begun))]), begun.uuid)
+    assert (await beside.get("default", "due")).status is Status.COMPLETED
+    await lost(store.swap(canceled, lifecycle.cancel(canceled, now=START)), b"SELECT 1")
+    assert (await beside.get("default", "canceled")).status is Status.CANCELED
+
+
+async def test_a_read_whose_answer_is_lost_has_changed_nothing(store: PostgresStore, proxy: Proxy) -> None:
+    for call in reads(store).values():
+        proxy.on_answer = lambda answer: True
+        with pytest.raises(StoreUnavailable):
+            await call()
+        proxy.on_answer = None
+        await call()
+
+
+async def test_a_put_whose_answer_is_lost_finds_its_own_write(store, beside, proxy: Proxy) -> None:
+    for n in range(50):
+        proxy.on_answer = nth((new := timer(f"t{n}")).uuid)
+        assert await store.put(new) is None
+        assert proxy.on_answer(new.uuid) is False, "nothing was cut"
+    assert await beside.tally() == dict.fromkeys(Status, 0) | {Status.PENDING: 50}
+    assert len(await everything(beside)) == 50
+
+
+async def test_a_put_whose_answer_is_lost_knows_a_stranger_from_its_own(store, beside, proxy: Proxy) -> None:
+    await with_timers(beside, theirs := timer("a"))
+    proxy.on_answer = nth((new := timer("b")).uuid)
+    assert await store.put_many([timer("a"), new]) == [theirs, None]
+    assert await beside.get("default", "a") == theirs
+
+
+async def test_a_put_that_is_cut_while_it_waits_is_written_once(store, beside, proxy: Proxy, database: str) -> None:
+    await with_timers(beside, timer("so that there is a count"))
+    keeper = await asyncpg.connect(database)
+    try:
+        await keeper.execute("BEGIN; LOCK TABLE duetime.tallies")
+        put = asyncio.ensure_future(store.put(timer()))
+        while not await keeper.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+            pass
+        proxy.cut()
+        # The server has not noticed, and goes on with it as soon as it can.
+        await keeper.execute("ROLLBACK")
+        assert await put is None
+    finally:
+        await keeper.close()
+    assert len(await everything(beside)) == 2
+    assert (await beside.tally())[Status.PENDING] == 2
+
+
+UNKNOWN = "the put that was lost is looked for, and when that fails, what is raised says that nothing was written"
+
+
+@pytest.mark.xfail(strict=True, raises=StoreUnavailable, reason=UNKNOWN)
+async def test_a_put_that_may_have_been_written_does_not_say_that_it_was_not(store, proxy: Proxy) -> None:
+    await store.ping()
+    proxy.on_answer = nth((new := timer()).uuid)
+    proxy.refuse()
+    with pytest.raises(StoreIndeterminate):
+        await store.put(new)
+
+
+# A server that does not answer.
+
+
+async def test_no_call_waits_for_ever_for_a_server_that_hangs(impatient, store: PostgresStore, proxy: Proxy) -> None:
+    await store.ping()
+    proxy.hang()
+    async with asyncio.timeout(10):  # One second and a half, on a machine that is not busy.
+        with pytest.raises(StoreIndeterminate):
+            await store.begin(ALICE, {0: 1}, 10)
+    for call in (store.ping, lambda: store.put(timer()), lambda: store.renew(ALICE, LEASE_MS)):
+        async with asyncio.timeout(10):
+            with pytest.raises((StoreUnavailable, StoreIndeterminate)):
+                await call()
+    proxy.pass_on()
+    assert await store.put(timer()) is None
+
+
+async def test_a_server_that_was_paused_goes_on(impatient, store: PostgresStore, server: Postgres) -> None:
+    await holding(store)
+    server.pause()
+    try:
+        async with asyncio.timeout(20):
+            with pytest.raises((StoreUnavailable, StoreIndeterminate)):
+                await store.put(timer("a"))
+    finally:
+        server.resume()
+    # What it had been sent it does now, or has given up: the same put tells.
+    assert await store.put(timer("b")) is None
+    assert (await store.get("default", "b")).id == "b"
+
+
+async def test_a_statement_that_waits_too_long_is_given_up_and_wrote_nothing(impatient, store, database: str) -> None:
+    await with_timers(store, timer("so that there is a count"))
+    keeper = await asyncpg.connect(database)
+    try:
+        await keeper.execute("BEGIN; LOCK TABLE duetime.tallies")
+        with pytest.raises(StoreUnavailable, match="statement timeout"):
+            await store.put(timer())
+    finally:
+        await keeper.close()
+    assert await store.get("default", "a") is None
+    assert await store.put(timer()) is None
+
+
+# A server that refuses.
+
+
+async def refusal(url: str) -> str:
+    store = PostgresStore(url, shards=8, virtual_clock=ManualClock())
+    try:
+        with pytest.raises(SettingsError) as raised:
+            await store.open()
+    finally:
+        await store.close()
+    said = str(raised.value)
+    assert said.startswith("DATABASE_URL: ")
+    assert "\n" not in said
+    assert "s3cret" not in said
+    return said
+
+
+async def test_a_database_that_does_not_exist_is_named(server: Postgres) -> None:
+    assert '"nowhere" does not exist' in await refusal(server.url("nowhere").replace("@", ":s3cret@"))
+
+
+async def test_a_role_that_does_not_exist_is_named(server: Postgres) -> None:
+    assert '"nobody" does not exist' in await refusal(server.url().replace("postgres@", "nobody:s3cret@"))
+
+
+async def test_a_wrong_password_is_not_shown(server: Postgres, database: str) -> None:
+    rules = server.directory / "data" / "pg_hba.conf"
+    before = rules.read_text()
+    server.sql("DROP ROLE IF EXISTS locked; CREATE ROLE locked LOGIN PASSWORD 'other'")
+    rules.write_text("host all locked 127.0.0.1/32 scram-sha-256\n" + before)
+    server.stop()
+    server.start()
+    try:
+        said = await refusal(database.replace("postgres@", "locked:s3cret@"))
+    finally:
+        rules.write_text(before)
+        server.sql("SELECT pg_reload_conf()")
+    assert 'password authentication failed for user "locked"' in said
+
+
+@pytest.mark.xfail(
+    strict=True, raises=StoreUnavailable, reason="_HOPELESS is asked only when connecting, not by _prepare"
+)
+async def test_a_role_that_may_not_make_the_schema_is_a_setting_to_mend(server: Postgres, database: str) -> None:
+    server.sql("DROP ROLE IF EXISTS guest; CREATE ROLE guest LOGIN")
+    assert "permission denied" in await refusal(database.replace("postgres@", "guest@"))
+
+
+@pytest.mark.xfail(strict=True, raises=SettingsError, reason="a verb of the port raises what only a start may raise")
+async def test_a_server_that_no_longer_lets_us_in_is_one_that_is_away(opened, server, proxy, database: str) -> None:
+    server.sql("DROP ROLE IF EXISTS leaving; CREATE ROLE leaving LOGIN SUPERUSER")
+    store = await opened(proxy.url(database).replace("postgres@", "leaving@"))
+    server.sql("ALTER ROLE leaving NOLOGIN")
+    try:
+        proxy.cut()
+        await asyncio.sleep(0.1)
+        with pytest.raises(StoreUnavailable):
+            await store.renew(ALICE, LEASE_MS)
+    finally:
+        server.sql("DROP OWNED BY leaving; DROP ROLE leaving", database)
+
+
+async def test_a_server_that_only_reads_writes_nothing(store, server: Postgres, proxy: Proxy, database: str) -> None:
+    await with_timers(store, timer("t0"))
+    name = database.rpartition("/")[2]
+    server.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    try:
+        proxy.cut()
+        await asyncio.sleep(0.1)
+        for call in writes(store).values():
+            with pytest.raises(StoreUnavailable, match="read-only"):
+                await call()
+        for call in reads(store).values():
+            await call()
+    finally:
+        server.sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+
+
+# The pool.
+
+
+async def assert_has_room(store: PostgresStore) -> None:
+    """More calls at once than there are connections all come through, and no connection was left behind."""
+    calls = (store._pool.read("SELECT pg_sleep(0.02)") for _ in range(CONNECTIONS_MAX + 1))
+    async with asyncio.timeout(20):
+        await asyncio.gather(*calls)
+    [(number,)] = await store._pool.read("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+    assert number <= CONNECTIONS_MAX + 1  # One listens.
+
+
+async def given_up(call: Awaitable[object], after: float) -> None:
+    with pytest.raises((TimeoutError, StoreError)):
+        async with asyncio.timeout(after):
+            await call
+
+
+async def test_calls_that_fail_give_their_connection_back(store: PostgresStore) -> None:
+    for _ in range(100):
+        with pytest.raises(StoreUnavailable, match="division by zero"):
+            await store._pool.write("SELECT 1 / 0")
+    await assert_has_room(store)
+
+
+async def test_calls_that_are_given_up_give_their_room_back(store: PostgresStore) -> None:
+    for n in range(50):
+        await asyncio.gather(*(given_up(store._pool.write("SELECT pg_sleep(9)"), 0.001 * (n % 4)) for _ in range(2)))
+    await asyncio.sleep(0.2)
+    await store._pool.read("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(9)'")
+    await asyncio.sleep(0.2)
+    await assert_has_room(store)
+
+
+async def test_calls_that_are_cut_or_given_up_while_connecting_give_their_room_back(store, proxy: Proxy) -> None:
+    proxy.hang()
+    await asyncio.gather(*(given_up(store.ping(), 0.01 * n) for n in range(30)))
+    proxy.refuse()
+    proxy.cut()
+    await asyncio.gather(*(given_up(store.ping(), 5) for _ in range(30)))
+    proxy.allow()
+    proxy.pass_on()
+    await assert_has_room(store)
+
+
+async def test_a_store_that_is_closed_says_so(store: PostgresStore) -> None:
+    puts = [asyncio.ensure_future(store.put(t)) for t in spread(50)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert await asyncio.gather(*puts) == [None] * 50
+    for call in (writes(store) | reads(store)).values():
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await call()
