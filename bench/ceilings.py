@@ -33,6 +33,7 @@ from duetime.node import SWITCH_SECONDS
 from duetime.stores.sqlite import SqliteStore
 
 LOOK_SECONDS = 0.01
+LOOKS_MAX = 6_000
 Figures = dict[str, float]
 
 
@@ -157,7 +158,9 @@ async def acks(url: str, stream: str, consumer: str, count: int) -> Figures:
     cpu, started = time.process_time(), time.perf_counter()
     await ask()
     await over.wait()
-    while (await client.jetstream().stream_info(stream)).state.messages:  # the server may be behind with the acks
+    for _ in range(LOOKS_MAX):  # The server may be behind with the acks.
+        if not (await client.jetstream().stream_info(stream)).state.messages:
+            break
         await asyncio.sleep(LOOK_SECONDS)
     figures = _figures(count, started, cpu)
     await client.close()

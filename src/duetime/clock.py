@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 
@@ -40,16 +39,23 @@ class SystemClock:
 
 
 class CorrectedClock:
-    """Another clock, put right by what is known of how far it is off."""
+    """Another clock, put right now and then by somebody who knows better; in between it goes by the monotonic clock, so
+    that it does not follow when the machine's is set to another time."""
 
-    def __init__(self, clock: Clock, offset_ms: Callable[[], int]) -> None:
-        self._offset_ms = offset_ms
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.monotonic = clock.monotonic
         self.sleep = clock.sleep
+        self.correct(0)
+
+    def correct(self, offset_ms: int) -> None:
+        """The other clock is ahead by so much now."""
+        self._right_at = self._clock.monotonic()
+        self._right_ms = self._clock.now() - offset_ms
 
     def now(self) -> int:
-        return self._clock.now() - self._offset_ms()
+        # A microsecond makes up for what is lost in the difference of two floats.
+        return self._right_ms + int((self._clock.monotonic() - self._right_at) * 1000 + 0.001)
 
 
 class VirtualClock:

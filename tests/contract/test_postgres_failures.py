@@ -185,10 +185,6 @@ async def test_a_put_that_is_cut_while_it_waits_is_written_once(store, beside, p
     assert (await beside.tally())[Status.PENDING] == 2
 
 
-UNKNOWN = "the put that was lost is looked for, and when that fails, what is raised says that nothing was written"
-
-
-@pytest.mark.xfail(strict=True, raises=StoreUnavailable, reason=UNKNOWN)
 async def test_a_put_that_may_have_been_written_does_not_say_that_it_was_not(store, proxy: Proxy) -> None:
     await store.ping()
     proxy.on_answer = nth((new := timer()).uuid)
@@ -281,15 +277,11 @@ async def test_a_wrong_password_is_not_shown(server: Postgres, database: str) ->
     assert 'password authentication failed for user "locked"' in said
 
 
-@pytest.mark.xfail(
-    strict=True, raises=StoreUnavailable, reason="_HOPELESS is asked only when connecting, not by _prepare"
-)
 async def test_a_role_that_may_not_make_the_schema_is_a_setting_to_mend(server: Postgres, database: str) -> None:
     server.sql("DROP ROLE IF EXISTS guest; CREATE ROLE guest LOGIN")
     assert "permission denied" in await refusal(database.replace("postgres@", "guest@"))
 
 
-@pytest.mark.xfail(strict=True, raises=SettingsError, reason="a verb of the port raises what only a start may raise")
 async def test_a_server_that_no_longer_lets_us_in_is_one_that_is_away(opened, server, proxy, database: str) -> None:
     server.sql("DROP ROLE IF EXISTS leaving; CREATE ROLE leaving LOGIN SUPERUSER")
     store = await opened(proxy.url(database).replace("postgres@", "leaving@"))

@@ -116,15 +116,11 @@ async def test_after_a_time_without_a_server_it_listens_again(opened, proxy: Pro
     await listener.hears(speaker)
 
 
-@pytest.mark.xfail(strict=True, reason="what LISTEN raises is no StoreError: it ends the task, and hints for good")
 async def test_a_cut_while_it_starts_to_listen_is_one_like_any_other(opened, proxy: Proxy, database: str) -> None:
     speaker = await opened(database)
     proxy.on_answer = nth(b"LISTEN")
     listener = Listener(await opened(proxy.url(database)))
-    await eventually(
-        lambda: listener.store._hints._task.done() or bool(listener.heard), meanwhile=lambda: speaker.hint(Hint())
-    )
-    assert listener.heard
+    await eventually(lambda: bool(listener.heard), meanwhile=lambda: speaker.hint(Hint(shards=True)))
 
 
 async def test_what_is_no_hint_is_passed_over(opened, server: Postgres, database: str) -> None:

@@ -56,6 +56,8 @@ class Engine:
         self.options = options or EngineOptions()
         self._store = store
         self._telemetry = telemetry
+        self.clock = self._clock = corrected = CorrectedClock(clock)
+        """What everybody but the ownership, which measures how far the machine's is off, takes the time from."""
         self.ownership = Ownership(
             store,
             clock,
@@ -64,16 +66,15 @@ class Engine:
             about=about,
             owner_id=owner_id,
             busy=lambda shard: self.recorder.expects(shard),
+            measured=corrected.correct,
         )
-        self.clock = clock = self._clock = CorrectedClock(clock, lambda: self.ownership.clock_offset_ms)
-        """What everybody but the ownership, which measures it, is to take the time from."""
-        self.alarm = Alarm(clock, interval_ms=self.options.look_interval_ms)
-        self.recorder = Recorder(store, self.ownership, self.alarm, clock, telemetry)
+        self.alarm = Alarm(corrected, interval_ms=self.options.look_interval_ms)
+        self.recorder = Recorder(store, self.ownership, self.alarm, corrected, telemetry)
         self.dispatcher = Dispatcher(
             deliverers,
             self.ownership,
             self.recorder,
-            clock,
+            corrected,
             telemetry,
             per_destination_max=self.options.per_destination_max,
             queue_max=self.options.begin_max,

@@ -42,6 +42,7 @@ class Ownership:
         about: About = UNNAMED,
         owner_id: bytes | None = None,
         busy: Callable[[int], bool] = lambda shard: False,
+        measured: Callable[[int], None] = lambda offset_ms: None,
     ) -> None:
         self.owner_id = owner_id or os.urandom(16)
         self.clock_offset_ms = 0
@@ -51,6 +52,7 @@ class Ownership:
         self._lease_ms = lease_ms
         self._about = about
         self._busy = busy
+        self._measured = measured
         self._held: dict[int, int] = {}
         self._leaving: set[int] = set()
         self._suspect: set[int] = set()
@@ -121,6 +123,7 @@ class Ownership:
         sent, sent_at = self._clock.monotonic(), self._clock.now()
         standing = await self._store.renew(self.owner_id, self._lease_ms, about)
         self.clock_offset_ms = _offset_ms(sent_at, standing.now, self._clock.now())
+        self._measured(self.clock_offset_ms)
         self._telemetry.clock_offset(self.clock_offset_ms)
         self._held = {shard: version for shard, version in standing.held.items() if shard not in self._suspect}
         self._trusted_until = sent + self._lease_ms * 0.8 / 1000
