@@ -17,7 +17,7 @@ from tests.chaos.cluster import ROOT
 from tests.chaos.scenarios import SCENARIOS
 from tests.postgres import Missing, home
 
-AT_ONCE = 4
+AT_ONCE = 2  # as many as there are cores: an instance that is starved past its lease is replaced, and fires twice
 SECONDS_MAX = 240.0
 
 CAUGHT = {
