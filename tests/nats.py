@@ -1,5 +1,5 @@
-"""Real NATS for tests: ``Nats``, a server with JetStream on loopback that can be stopped, killed and started again on the
-same port and data; and ``Broker``, a plain client for tests that are not coroutines."""
+"""Real NATS for tests: ``Nats``, a server with JetStream on loopback that can be stopped, killed and started again on
+the same port and data; and ``Broker``, a plain client for tests that are not coroutines."""
 
 from __future__ import annotations
 

@@ -103,9 +103,10 @@ def give_up(timer: Timer, *, now: int) -> Timer:
     return _final(timer, Status.FAILED, now, attempt=timer.attempt - 1, last_error=error)
 
 
-def defer(timer: Timer, *, fire_at: int, now: int) -> Timer:
-    """Put a begun timer back unspent, because its destination can't take it now."""
-    return _pending(timer, now, fire_at=fire_at, attempt=timer.attempt - 1)
+def defer(timer: Timer, *, fire_at: int, now: int, away: bool = False) -> Timer:
+    """Put a begun timer back unspent, because its destination can't take it now. When that is ``away`` as a whole, the
+    attempts that were lost before are no sign against the timer."""
+    return _pending(timer, now, fire_at=fire_at, attempt=timer.attempt - 1, lost=0 if away else timer.lost)
 
 
 def amend(

@@ -148,8 +148,13 @@ class Service:
         timers = [await self._made(new) for new in news]
         taken = await self._store.put_many(timers) if timers else []
         errors: list[DuetimeError | None] = [None] * len(timers)
+        moved: dict[tuple[str, str], int] = {}  # by an earlier one of these
         for place, (timer, there) in enumerate(zip(timers, taken, strict=True)):
-            if there is not None and there.status is Status.PENDING and there.execute_at != timer.execute_at:
+            if there is None or there.status is not Status.PENDING:
+                continue
+            key = timer.namespace, timer.id
+            if moved.get(key, there.execute_at) != timer.execute_at:
+                moved[key] = timer.execute_at
                 try:
                     await self.update(
                         timer.namespace, timer.id, execute_at=timer.execute_at, change=lambda definition: definition

@@ -16,9 +16,9 @@ from msgspec import Raw
 from standardwebhooks import Webhook
 
 from duetime.deliverer import Deliverer
+from duetime.deliverers.bodies import body_of
 from duetime.deliverers.deadlines import Deadlines
 from duetime.deliverers.egress import Egress
-from duetime.deliverers.bodies import body_of
 from duetime.deliverers.http import HttpDeliverer
 from duetime.deliverers.signing import to_text
 from duetime.model import (

@@ -821,6 +821,10 @@ class TestNothingIsLost:
             two = serve(TIMER_BROKER_URL=own.url, DATABASE_URL=database)
             broker.ready()
             until("both have asked", lambda: broker.info().num_waiting >= 2)
+            # What is begun while a shard changes hands may have to wait until its attempt is given up for lost.
+            until(
+                "the shards are shared", lambda: {_count(each, "duetime_owned_shards") for each in (one, two)} == {32}
+            )
             assert len(broker.run(broker.js.consumers_info(COMMANDS_STREAM))) == 1
             # One after the other, so that each is given to whoever has waited longest.
             for n in range(40):

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from duetime.doors import wire
 from duetime.doors.http import JSON, Handler, Keys, MethodNotAllowed, NotFound, Request, Response, Unauthorized
@@ -96,6 +96,7 @@ class Full(Updated):
     callback_payload: Raw | None
     last_error: str | None
     metadata: Raw | None
+    callback: Callback | UnsetType = UNSET  # for NATS
 
 
 class Envelope(Struct):
@@ -334,16 +335,22 @@ def _short(timer: Timer) -> dict[str, Any]:
     }
 
 
+def _callback(target: NatsTarget) -> Callback:
+    return Callback("nats", target.subject, target.headers or None)
+
+
 def _updated(timer: Timer) -> Updated:
     return Updated(**_short(timer), updated_at=format_time(timer.updated_at))
 
 
 def _full(timer: Timer) -> Full:
     definition = timer.definition
+    target = definition.target
     return Full(
         **_short(timer),
         updated_at=format_time(timer.updated_at),
-        callback_headers=definition.target.headers or None,
+        callback_headers=definition.target.headers or None if isinstance(target, HttpTarget) else None,
+        callback=_callback(target) if isinstance(target, NatsTarget) else UNSET,
         callback_payload=definition.payload or None,
         last_error=timer.last_error,
         metadata=definition.metadata or None,

@@ -109,16 +109,16 @@ class Dispatcher:
                 self._put_back(waiting, now + (destination.put_off_ms(now) or 0))
             destination.waiting.clear()
         if outcome.kind is OutcomeKind.AWAY:
-            self._put_back(timer, now + (destination.put_off_ms(now) or SATURATED_MS))
+            self._put_back(timer, now + (destination.put_off_ms(now) or SATURATED_MS), away=True)
             return
         after = lifecycle.settle(timer, outcome, sent_at=sent_at, now=now, uniform=self._uniform)
         self._telemetry.attempted(outcome.kind, after.status)
         self._recorder.add(timer, after)
 
-    def _put_back(self, timer: Timer, fire_at: int) -> None:
+    def _put_back(self, timer: Timer, fire_at: int, *, away: bool = False) -> None:
         now = self._clock.now()
         if fire_at > now:
             # Spread out what was put off together, lest it come back together.
             fire_at += round(self._uniform(0, fire_at - now) / 2)
         self._telemetry.deferred()
-        self._recorder.add(timer, lifecycle.defer(timer, fire_at=fire_at, now=now))
+        self._recorder.add(timer, lifecycle.defer(timer, fire_at=fire_at, now=now, away=away))

@@ -32,6 +32,7 @@ CONNECTIONS_MAX = 8
 PUT_MAX = 500
 PUT_TRIES_MAX = 3
 MIGRATION_LOCK, SLICE_LOCK = 4_711_001, 4_711_002
+MIGRATION_SECONDS_MAX = 3600.0
 FINISHED_ALREADY = "DT001"
 NO_SLICE = ("23514", "23502")  # there is no partition, or no name of one to count by: whichever is missed first
 NOT_HELD = -1
@@ -60,7 +61,7 @@ class PostgresStore:
     async def open(self) -> None:
         await self._pool.open()
         try:
-            await self._pool.work(self._prepare)
+            await self._pool.work(self._prepare, seconds_max=MIGRATION_SECONDS_MAX)
         except Refused as refused:
             if not refused.hopeless:
                 raise
@@ -109,7 +110,7 @@ class PostgresStore:
             written: set[tuple[bytes, int]] = set()
             try:
                 try:
-                    written = await self._insert([timer for _, timer in left])
+                    await self._insert([timer for _, timer in left], written)
                 except Refused as refused:
                     if refused.code != FINISHED_ALREADY:
                         raise
@@ -129,9 +130,8 @@ class PostgresStore:
             raise lost or StoreUnavailable("the timer keeps changing; try again")
         return [answers[place] for place in range(len(timers))]
 
-    async def _insert(self, timers: Sequence[Timer]) -> set[tuple[bytes, int]]:
-        """Write those whose identity is free; which they were, by uuid and revision."""
-        written: set[tuple[bytes, int]] = set()
+    async def _insert(self, timers: Sequence[Timer], written: set[tuple[bytes, int]]) -> None:
+        """Write those whose identity is free and add them to ``written``, by uuid and revision."""
         for final, group in groupby(timers, key=lambda timer: timer.status.final):
             columns = columns_of((*fixed(timer), *state(timer)) for timer in group)
             if final:
@@ -139,7 +139,6 @@ class PostgresStore:
             else:
                 [found] = await self._pool.write(sql.PUT, *columns)
             written.update(zip(found["uuids"] or (), found["revisions"] or (), strict=True))
-        return written
 
     async def _get(self, uuids: Sequence[bytes]) -> list[Timer]:
         return [timer_of(row) for row in await self._pool.read(sql.GET, uuids)]

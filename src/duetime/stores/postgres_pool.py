@@ -24,6 +24,7 @@ from duetime.stores.postgres_schema import SCHEMA
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS_MAX = 5.0
+OVERDUE_SECONDS = ANSWER_SECONDS_MAX + 1
 CONNECT_SECONDS_MAX = 5.0
 START_SECONDS_MAX = 60.0
 AGAIN_SECONDS = 0.5
@@ -146,11 +147,11 @@ class PostgresPool:
         rows: list[Row] = await self.work(lambda connection: connection.fetch(sql, *arguments))
         return rows
 
-    async def work(self, job: Callable[[Connection], Awaitable[Any]]) -> Any:
+    async def work(self, job: Callable[[Connection], Awaitable[Any]], *, seconds_max: float = OVERDUE_SECONDS) -> Any:
         """Do something with a connection, which is thrown away if it is not known how that ended."""
         async with self.connection() as connection:
             # The server gives a statement up by itself. This is for one that does not answer at all.
-            overdue = asyncio.get_running_loop().call_later(ANSWER_SECONDS_MAX + 1, connection.terminate)
+            overdue = asyncio.get_running_loop().call_later(seconds_max, connection.terminate)
             try:
                 return await job(connection)
             except asyncpg.PostgresError as error:

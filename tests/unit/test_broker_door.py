@@ -1,0 +1,219 @@
+"""The broker door with a broker that is a list: batches, their one write, and who gets which answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from duetime.broker import BrokerAway, BrokerError, Command
+from duetime.doors.broker import BrokerDoor
+from duetime.errors import StoreUnavailable
+from duetime.model import Status, Timer
+from duetime.service import Service
+from duetime.stores.memory import MemoryStore
+from duetime.telemetry import Telemetry
+from duetime.timetext import parse_time
+from tests.clocks import ManualClock
+
+FAR, LATER = "2999-01-01T00:00:00.000Z", "2999-01-02T00:00:00.000Z"
+
+
+class CountingStore(MemoryStore):
+    """Says how many writes there were, and fails when it is told to."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock, shards=8)
+        self.writes: list[int] = []
+        self.fails = False
+
+    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | None]:
+        if self.fails:
+            raise StoreUnavailable("away")
+        self.writes.append(len(timers))
+        return await super().put_many(timers)
+
+
+class ListBroker:
+    """Keeps what was done with each command."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.answers: dict[str, str] = {}
+        self.letters: list[tuple[bytes, dict[str, str], str]] = []
+        self.failure: list[BrokerError] = []
+        self.waiting: asyncio.Queue[Sequence[Command]] = asyncio.Queue()
+        self.stopped = False
+
+    async def run(self) -> None:
+        raise AssertionError("nobody runs this one")
+
+    async def publish(self, subject: str, body: bytes, headers: Mapping[str, str], *, id: str, timeout: float) -> None:
+        if self.failure:
+            raise self.failure.pop(0)
+        self.letters.append((body, dict(headers), id))
+
+    async def take(self) -> Sequence[Command]:
+        return await self.waiting.get()
+
+    async def done(self, commands: Sequence[Command]) -> None:
+        self.answers |= {command.number: "done" for command in commands}
+
+    async def again(self, commands: Sequence[Command], *, delay_ms: int) -> None:
+        self.answers |= {command.number: "again" for command in commands}
+
+    async def never(self, command: Command, reason: str) -> None:
+        self.answers[command.number] = "never"
+
+    async def stop_taking(self) -> None:
+        self.stopped = True
+
+    async def close(self) -> None:
+        pass
+
+    async def problems(self) -> list[str]:
+        return []
+
+
+class World:
+    def __init__(self) -> None:
+        clock = ManualClock()
+        self.store = CountingStore(clock)
+        self.broker = ListBroker()
+        self.service = Service(self.store, {}, clock, lambda at: None)
+        self.door = BrokerDoor(
+            self.service, self.broker, Telemetry(), events="out", dead_letters="dead", bytes_max=262_144
+        )
+        self._sent = 0
+
+    def command(self, call: str = "call", due: str = FAR, data: bytes | None = None, **fields: Any) -> Command:
+        self._sent += 1
+        asked = {"tenantId": "acme", "serviceCallId": call, "dueAt": due, **fields}
+        return Command("in.acme", json.dumps(asked).encode() if data is None else data, str(self._sent), None)
+
+    async def due(self, call: str = "call") -> int:
+        return (await self.service.get("acme", call)).execute_at
+
+
+def run(test: Any) -> None:
+    async def main() -> None:
+        world = World()
+        await world.store.open()
+        await test(world)
+
+    asyncio.run(main())
+
+
+def test_a_batch_is_one_write() -> None:
+    async def test(world: World) -> None:
+        await world.door.handle([world.command(f"c{n}") for n in range(500)])
+        assert world.store.writes == [500]
+        assert set(world.broker.answers.values()) == {"done"} and len(world.broker.answers) == 500
+
+    run(test)
+
+
+def test_what_is_bad_is_buried_and_the_rest_is_one_write() -> None:
+    async def test(world: World) -> None:
+        await world.door.handle([world.command("a"), world.command(data=b"bad"), world.command("b")])
+        assert world.store.writes == [2]
+        assert world.broker.answers == {"1": "done", "2": "never", "3": "done"}
+        [(body, headers, id)] = world.broker.letters
+        assert body == b"bad" and headers["duetime-subject"] == "in.acme" and id == "in.acme-2"
+
+    run(test)
+
+
+def test_only_bad_ones_write_nothing() -> None:
+    async def test(world: World) -> None:
+        await world.door.handle([world.command(data=b"")])
+        assert world.store.writes == [] and world.broker.answers == {"1": "never"}
+
+    run(test)
+
+
+def test_nothing_is_answered_before_it_is_written() -> None:
+    async def test(world: World) -> None:
+        world.store.fails = True
+        await world.door.handle([world.command("a"), world.command(data=b"bad"), world.command("b")])
+        assert world.broker.answers == {"1": "again", "2": "never", "3": "again"}
+
+    run(test)
+
+
+def test_a_dead_letter_that_is_not_kept_leaves_its_command_alive() -> None:
+    async def test(world: World) -> None:
+        world.broker.failure = [BrokerAway("away")]
+        await world.door.handle([world.command(data=b"bad"), world.command("a")])
+        assert world.broker.answers == {"1": "again", "2": "done"}
+        world.broker.failure = [BrokerError("no stream")]
+        await world.door.handle([world.command(data=b"bad")])
+        assert world.broker.answers["3"] == "again" and world.broker.letters == []
+
+    run(test)
+
+
+def test_a_dead_letter_that_is_too_large_is_cut() -> None:
+    async def test(world: World) -> None:
+        world.broker.failure = [BrokerError("too large")]
+        await world.door.handle([world.command(data=b"x" * 300_000)])
+        [(body, headers, _)] = world.broker.letters
+        assert body == b"x" * 150_000 and headers["duetime-size"] == "300000"
+        assert world.broker.answers == {"1": "never"}
+
+    run(test)
+
+
+def test_headers_of_a_dead_letter_are_plain() -> None:
+    async def test(world: World) -> None:
+        await world.door.handle([Command("in.ü", b'{"a": 1e999}', "1", None)])
+        [(_, headers, _)] = world.broker.letters
+        assert all(value.isascii() and value.isprintable() for value in headers.values())
+
+    run(test)
+
+
+def test_a_repeat_in_the_same_batch_moves_it() -> None:
+    async def test(world: World) -> None:
+        await world.door.handle([world.command(due=FAR), world.command(due=LATER)])
+        assert await world.due() == parse_time(LATER, "")
+        assert world.broker.answers == {"1": "done", "2": "done"}
+
+    run(test)
+
+
+def test_a_repeat_in_the_same_batch_moves_it_back() -> None:
+    async def test(world: World) -> None:
+        await world.door.handle([world.command(due=FAR), world.command(due=LATER), world.command(due=FAR)])
+        assert await world.due() == parse_time(FAR, "")
+
+    run(test)
+
+
+def test_what_was_reached_stays_as_it_is() -> None:
+    async def test(world: World) -> None:
+        await world.door.handle([world.command()])
+        await world.service.cancel("acme", "call")
+        await world.door.handle([world.command(due=LATER)])
+        timer = await world.service.get("acme", "call")
+        assert timer.status is Status.CANCELED and timer.execute_at == parse_time(FAR, "")
+        assert world.broker.answers == {"1": "done", "2": "done"}
+
+    run(test)
+
+
+def test_draining_handles_what_was_taken_and_takes_no_more() -> None:
+    async def test(world: World) -> None:
+        running = asyncio.create_task(world.door.run())
+        world.broker.waiting.put_nowait([world.command("a")])
+        await asyncio.sleep(0)
+        world.door.drain()
+        world.broker.waiting.put_nowait([world.command("b")])
+        await running
+        assert world.broker.stopped
+        # Either it was not taken, or it was handled.
+        assert ("2" in world.broker.answers) == world.broker.waiting.empty()
+
+    run(test)

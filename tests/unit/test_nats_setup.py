@@ -1,0 +1,143 @@
+"""What is thought of a stream that is there already, and which subjects one takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+
+from duetime.brokers import nats
+from duetime.brokers.nats import Names, NatsBroker
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject"),
+    [
+        ("a.b", "a.b"),
+        ("a.*", "a.b"),
+        ("*.*", "a.b"),
+        ("a.*", "a.*"),
+        ("*.*", "a.*"),
+        ("a.>", "a.*"),
+        ("a.>", "a.b.c"),
+        (">", "a"),
+        (">", "a.*"),
+        ("*.>", "a.b.*"),
+        ("a.*.c", "a.b.c"),
+    ],
+)
+def test_it_takes_the_subject(pattern: str, subject: str) -> None:
+    assert nats._covers(pattern, subject)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject"),
+    [
+        ("a.b", "a.*"),  # one of many
+        ("a.b", "a"),
+        ("a", "a.b"),
+        ("a.*", "a"),
+        ("a.*", "a.b.c"),
+        ("a.>", "a"),
+        ("*.>", "a"),
+        ("b.*", "a.*"),
+        ("a.*.c", "a.*.*"),
+        ("a.b.>", "a.*.c"),
+        ("ab", "a"),
+    ],
+)
+def test_it_does_not(pattern: str, subject: str) -> None:
+    assert not nats._covers(pattern, subject)
+
+
+def _judged(**changes: Any) -> list[str]:
+    wanted = NatsBroker("nats://127.0.0.1", Names())._streams()[0]
+    return nats._problems(wanted, wanted.evolve(**changes))
+
+
+def test_what_is_made_here_is_well() -> None:
+    broker = NatsBroker("nats://127.0.0.1", Names())
+    for config in broker._streams():
+        there = config.evolve(duplicate_window=config.duplicate_window or 120.0)  # as the server has it if nobody says
+        assert nats._problems(config, there) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"subjects": ["timer.commands.schedule.acme"]}, "does not take the subject timer.commands.schedule.*"),
+        ({"subjects": None}, "does not take the subject timer.commands.schedule.*"),
+        ({"storage": StorageType.MEMORY}, "kept in memory"),
+        ({"discard": DiscardPolicy.OLD, "max_msgs": 10}, "drops its oldest messages silently"),
+        ({"discard": DiscardPolicy.OLD, "max_bytes": 10}, "drops its oldest messages silently"),
+        ({"max_msgs_per_subject": 1}, "keeps 1 messages of a subject"),
+        ({"max_age": 3600.0}, "drops messages silently after 3600 s"),
+        ({"no_ack": True}, "confirms nothing"),
+        ({"duplicate_window": 60.0}, "forgets message ids after 60 s"),
+        ({"retention": RetentionPolicy.INTEREST}, "while no consumer waits"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_stream_that_would_drop_silently(changes: dict[str, Any], problem: str) -> None:
+    [found] = _judged(**changes)
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"subjects": ["timer.>"]},
+        {"subjects": ["other", "timer.commands.*.*"]},
+        {"discard": DiscardPolicy.OLD},  # never full
+        {"discard": DiscardPolicy.OLD, "max_msgs": -1, "max_bytes": -1},
+        {"max_msgs": 10},  # refuses new ones, and the sender hears of it
+        {"max_msgs_per_subject": 5, "discard_new_per_subject": True},
+        {"max_age": 7 * 86_400.0},
+        {"duplicate_window": 120.0},
+        {"retention": RetentionPolicy.LIMITS},
+    ],
+    ids=str,
+)
+def test_a_stream_that_is_as_good(changes: dict[str, Any]) -> None:
+    assert _judged(**changes) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"ack_policy": AckPolicy.NONE}, "explicit acks"),
+        ({"ack_policy": AckPolicy.ALL}, "explicit acks"),
+        ({"max_deliver": 3}, "gives up on a command after 3 deliveries"),
+        ({"deliver_subject": "push"}, "push consumer"),
+        ({"filter_subject": "timer.commands.schedule.acme"}, "does not give out all"),
+        ({"filter_subjects": ["a", "b"]}, "does not give out all"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_consumer_that_would_lose_commands(changes: dict[str, Any], problem: str) -> None:
+    broker = NatsBroker("nats://127.0.0.1", Names())
+    [found] = broker._consumer_problems(ConsumerConfig(durable_name="duetime").evolve(**changes))
+    assert problem in found
+    for well in ({}, {"max_deliver": -1}, {"filter_subject": "timer.commands.>"}, {"filter_subjects": ["x", ">"]}):
+        assert broker._consumer_problems(ConsumerConfig(durable_name="duetime").evolve(**well)) == []
+
+
+def test_the_number_of_a_command() -> None:
+    assert nats._number("$JS.ACK.TIMER_COMMANDS.duetime.2.17.33.1700000000000000000.4") == "17"
+    assert nats._number("$JS.ACK.hub.ACCOUNT.TIMER_COMMANDS.duetime.2.17.33.1700000000000000000.4") == "17"
+    assert nats._number("$JS.ACK.hub.ACCOUNT.TIMER_COMMANDS.duetime.2.17.33.1700000000000000000.4.random") == "17"
+
+
+def test_what_a_stream_answers() -> None:
+    assert nats._published(b'{"stream": "S", "seq": 7, "duplicate": true}').error is None
+    failure = nats._published(b'{"error": {"code": 503, "err_code": 10077, "description": "full"}}').error
+    assert failure is not None and failure.description == "full"
+    with pytest.raises(msgspec.MsgspecError):
+        nats._published(b"hello")
+
+
+def test_the_stream_of_commands_is_a_queue() -> None:
+    config: StreamConfig = NatsBroker("nats://127.0.0.1", Names())._streams()[0]
+    assert config.retention == RetentionPolicy.WORK_QUEUE and not config.max_age
