@@ -28,6 +28,7 @@ KEY = "test-key-test-key-test-key-test-key-0123"
 LOOPBACK = "127.0.0.0/8,::1/128"
 FINAL = ("completed", "failed", "canceled")
 PATIENCE_SECONDS = 30.0
+IDLE_SECONDS_MAX = 30.0
 """How long a test waits for what must happen. Reached only by a failing test."""
 DUE_SECONDS = 10
 """How far ahead tests put a timer: far enough that a slow machine can't make it too near to be accepted."""
@@ -90,6 +91,7 @@ class Duetime:
         self._env = inherited | {"PORT": "0"} | ours | env
         self._starts = 0
         self._connections: list[http.client.HTTPConnection] = []
+        self._asked_at = 0.0
         self.process: subprocess.Popen[bytes] | None = None
         if start:
             self.start()
@@ -193,6 +195,9 @@ class Duetime:
             headers = {"Content-Type": "application/json"}
             if path.startswith(("/timers", "/metrics", "/clock", "/api/")) and self.key is not None:
                 headers["X-API-Key"] = self.key
+        if time.monotonic() - self._asked_at > IDLE_SECONDS_MAX:
+            self.disconnect()  # The service closes what is idle for long, perhaps just when it is asked again.
+        self._asked_at = time.monotonic()
         connection = self._connections.pop() if self._connections else self._connect()
         try:
             connection.request(method, path, body, dict(headers))

@@ -381,7 +381,7 @@ class TestRetries:
             ):
                 broker.ready()
                 broker.make_stream(name=STREAM, subjects=["app.>"])
-                for size in (3990, 5000):  # with its headers too large, and by itself
+                for size in (3900, 5000):  # too large with its headers, and by itself
                     large = door.final(make(door, "app.large", payload="x" * size, retryPolicy=ONCE))
                     assert large["status"] == "failed" and "4096 bytes at most" in large["lastError"]
                 assert door.final(make(door, "app.small"))["status"] == "completed"
