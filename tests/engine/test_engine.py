@@ -327,6 +327,31 @@ async def test_a_second_instance_takes_its_share_and_gives_it_back() -> None:
     await scene.stop()
 
 
+@on_virtual_time
+async def test_a_shard_does_not_move_while_a_begin_of_it_is_under_way() -> None:
+    """What that begin brings could not be recorded any more, and would wait for its deadline."""
+    scene = Scene()
+    begin = scene.store.begin
+
+    async def slow(*arguments: Any) -> Any:
+        begun = await begin(*arguments)
+        await asyncio.sleep(0.3)
+        return begun
+
+    scene.store.begin = slow  # type: ignore[method-assign]
+    await scene.start()
+    for n in range(200):
+        await scene.create(f"t{n}", in_ms=50 * n)
+    other = Engine(scene.store, {HttpTarget: scene.deliverer}, scene.clock, Telemetry(), scene.engine.options)
+    running = asyncio.create_task(other.run())
+    await asyncio.sleep(20)
+    assert len(other.ownership.held()) > 0
+    assert sorted(scene.deliverer.sent) == sorted((f"t{n}", 1) for n in range(200))
+    other.drain()
+    await running
+    await scene.stop()
+
+
 @pytest.mark.parametrize("count", [1, 300])
 def test_what_is_overdue_fires_oldest_first(count: int) -> None:
     async def scene_of() -> None:

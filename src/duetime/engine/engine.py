@@ -65,7 +65,7 @@ class Engine:
             lease_ms=self.options.lease_ms,
             about=about,
             owner_id=owner_id,
-            busy=lambda shard: self.recorder.expects(shard),
+            busy=lambda shard: shard in self._looking_at or self.recorder.expects(shard),
             measured=corrected.correct,
         )
         self.alarm = Alarm(corrected, interval_ms=self.options.look_interval_ms)
@@ -81,6 +81,8 @@ class Engine:
             uniform=uniform,
         )
         self._draining = asyncio.Event()
+        self._looking_at: dict[int, int] = {}
+        """The shards of a begin that is under way: what it brings is not expected by anybody yet."""
 
     def nudge(self, at: int) -> None:
         """A timer was written that falls due at ``at``: by a client of ours, and maybe for another owner."""
@@ -98,7 +100,13 @@ class Engine:
     async def look(self, spawn: Spawn) -> bool:
         """Begin what is due, as much as can be delivered soon, and hand it out; whether there may be more of it."""
         limit = min(self.options.begin_max, self.options.in_flight_max - self.recorder.under_way)
-        held = dict(self.ownership.held())
+        self._looking_at = held = dict(self.ownership.held())
+        try:
+            return await self._look(held, limit, spawn)
+        finally:
+            self._looking_at = {}
+
+    async def _look(self, held: dict[int, int], limit: int, spawn: Spawn) -> bool:
         self.alarm.reset()
         started = self._clock.monotonic()
         try:
