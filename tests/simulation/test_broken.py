@@ -21,10 +21,6 @@ def no_fence(patch: Patch) -> None:
     patch.setattr(MemoryStore, "_fences", lambda self, owner_id, shard, version: True)
 
 
-def fence_on_the_version_alone(patch: Patch) -> None:
-    patch.setattr(MemoryStore, "_fences", lambda self, _, shard, version: self._shards[shard].version == version)
-
-
 def early(patch: Patch) -> None:
     begin = MemoryStore.begin
 
@@ -102,7 +98,6 @@ def takeover_of_the_living(patch: Patch) -> None:
     "broken",
     [
         no_fence,
-        fence_on_the_version_alone,
         early,
         delivery_id_of_the_attempt,
         forgotten_lost_begin,
