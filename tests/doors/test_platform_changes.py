@@ -105,7 +105,7 @@ class TestUpdate:
             ("callback_headers", {"X": "a\r\nb"}, "^callback_headers has a value"),
             ("callback_headers", [1], "^callback_headers must be an object"),
             ("retry_policy", {"max_retries": -1}, r"^retry_policy\.max_retries must be"),
-            ("callback", {"type": "nats", "topic": "a"}, r"^callback\.type"),
+            ("callback", {"type": "nats", "topic": "a"}, r"^callback needs a broker"),
         ],
     )
     def test_the_rules_are_those_of_a_create(self, service: Duetime, field: str, value: Any, message: str) -> None:

@@ -43,7 +43,7 @@ class BrokerDeliverer:
 
     async def check(self, target: Target) -> None:
         if self._broker is None:
-            raise InvalidInput("callback", "to NATS needs a broker, and this service has none: set TIMER_BROKER_URL")
+            raise InvalidInput("callback_subject", "needs a broker, and this service has none: set TIMER_BROKER_URL")
 
     def destination(self, target: Target) -> str:
         return "broker"

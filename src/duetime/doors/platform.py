@@ -134,6 +134,8 @@ class PlatformDoor:
         match error:
             case PayloadTooLarge():
                 return _reply(413, INVALID, str(error))
+            case InvalidInput(field="callback_subject"):
+                return _reply(400, INVALID, f"callback {error.reason}")  # what was refused further in has no topic
             case InvalidInput() | TimerNotPending():
                 return _reply(400, INVALID, str(error))
             case TimerConflict():

@@ -20,8 +20,9 @@ from duetime.model import DAY_MS, DEFAULT_NAMESPACE, Namespace, Status, Timer, t
 from duetime.store import UNNAMED, About, Begun, Filter, Hint, Instance, Page, Place, Query, Standing
 from duetime.stores import postgres_statements as sql
 from duetime.stores.gathering import Gathering
+from duetime.stores.orders import ORDERS
 from duetime.stores.postgres_hints import PostgresHints
-from duetime.stores.postgres_lists import ORDERS, find, page
+from duetime.stores.postgres_lists import find, page
 from duetime.stores.postgres_pool import Connection, PostgresPool, Refused
 from duetime.stores.postgres_rows import columns_of, encode, fixed, state, timer_of
 from duetime.stores.postgres_schema import MIGRATIONS, SCHEMA, slice_statements, slice_width_ms

@@ -9,20 +9,11 @@ from typing import Any
 
 from duetime.model import Status
 from duetime.store import Filter, Order, Place, Query, Sort
+from duetime.stores.orders import FIRST, ORDERS
 from duetime.stores.postgres_rows import TIMER
 from duetime.stores.postgres_statements import now
 
 Statement = tuple[str, list[Any]]
-
-# The column that each order is by. Behind it, seq: the order of creation.
-ORDERS = {
-    Order.NEWEST: ("seq", "<", "DESC"),
-    Order.SOONEST: ("execute_at", ">", "ASC"),
-    Order.DUE: ("fire_at", ">", "ASC"),
-    Order.DEADLINE: ("deadline_at", ">", "ASC"),
-    Order.FINISHED: ("updated_at", "<", "DESC"),
-}
-_FIRST = {"<": (1 << 62, 1 << 62), ">": (-1, -1)}
 
 
 class _Arguments(list[Any]):
@@ -64,7 +55,7 @@ def page(filter: Filter, limit: int, at: int | None, after: Place | None) -> Sta
     """One timer more than the page has room for, each with its seq. ``at`` is a virtual clock's time."""
     column, beyond, way = ORDERS[filter.order]
     arguments = _Arguments()
-    value, seq = (arguments.add(n) for n in ((after.value, after.mark) if after is not None else _FIRST[beyond]))
+    value, seq = (arguments.add(n) for n in ((after.value, after.mark) if after is not None else FIRST[beyond]))
     where = [f"({column}, seq) {beyond} ({value}::bigint, {seq}::bigint)"]
     by_namespace = filter.order is Order.FINISHED or (filter.order is Order.NEWEST and filter.correlation_id is None)
     if column == "seq":

@@ -7,6 +7,7 @@ from typing import Any
 
 from duetime.model import Status, Timer
 from duetime.store import Filter, Order, Page, Place, Query, Sort
+from duetime.stores.orders import FIRST, ORDERS
 from duetime.stores.sqlite_rows import Connection, select, select_with_seq
 
 
@@ -29,17 +30,6 @@ def find(connection: Connection, query: Query) -> list[Timer]:
     return select(connection, page, bindings)
 
 
-# The column that each order is by. A rowid ends every index and is the order of creation.
-_ORDERS = {
-    Order.NEWEST: ("seq", "<", "DESC"),
-    Order.SOONEST: ("execute_at", ">", "ASC"),
-    Order.DUE: ("fire_at", ">", "ASC"),
-    Order.DEADLINE: ("deadline_at", ">", "ASC"),
-    Order.FINISHED: ("updated_at", "<", "DESC"),
-}
-_FIRST = {"<": (1 << 62, 1 << 62), ">": (-1, -1)}
-
-
 def page(connection: Connection, filter: Filter, limit: int, after: Place | None, namespaces: Iterable[str]) -> Page:
     """A page of what the filter matches, in its order; ``namespaces`` are all there are."""
     if filter.order is Order.FINISHED and filter.namespace is None:
@@ -52,7 +42,7 @@ def page(connection: Connection, filter: Filter, limit: int, after: Place | None
     if len(found) <= limit:
         return Page(timers, None)
     last, seq = found[limit - 1]
-    column = _ORDERS[filter.order][0]
+    column = ORDERS[filter.order][0]
     return Page(timers, Place(filter.order, seq if column == "seq" else getattr(last, column), seq))
 
 
@@ -60,8 +50,8 @@ def _page_rows(
     connection: Connection, filter: Filter, namespace: str | None, limit: int, after: Place | None
 ) -> list[tuple[Timer, int]]:
     """One timer more than the page has room for, each with its rowid."""
-    column, beyond, way = _ORDERS[filter.order]
-    value, seq = (after.value, after.mark) if after is not None else _FIRST[beyond]
+    column, beyond, way = ORDERS[filter.order]
+    value, seq = (after.value, after.mark) if after is not None else FIRST[beyond]
     conditions = [f"({column}, seq) {beyond} (:value, :seq)" if column != "seq" else "seq < :seq"]
     bindings: dict[str, Any] = {"value": value, "seq": seq, "limit": limit + 1}
     # A plus keeps SQLite from going by the namespace where the order is another index's: it would have to sort it all.
