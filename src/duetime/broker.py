@@ -17,7 +17,7 @@ class BrokerError(Exception):
 
 
 class BrokerAway(BrokerError):
-    """There is no connection: nothing was sent."""
+    """There is no connection, or it broke while the broker was to confirm: the same id may be sent again."""
 
 
 class BrokerTimeout(BrokerError):

@@ -96,8 +96,8 @@ class OutcomeKind(enum.StrEnum):
     ANSWERED = "answered"  # the target said something
     UNREACHABLE = "unreachable"  # no connection, or it broke before the answer
     TIMED_OUT = "timed_out"
-    REFUSED = "refused"  # the address guard did not let it out
-    AWAY = "away"  # nothing was sent: what carries it there is not connected
+    REFUSED = "refused"  # the address guard did not let it out, or the broker has no place for it
+    AWAY = "away"  # what carries it there is not connected: the attempt does not count
 
 
 ATTEMPTS_KEPT_MAX = 10
