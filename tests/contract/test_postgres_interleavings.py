@@ -31,7 +31,7 @@ IDS = [f"t{n}" for n in range(6)]
 LOCKS = (
     "SELECT FROM shards WHERE shard = $1 FOR UPDATE",
     "SELECT FROM shards WHERE shard = $1 FOR SHARE",
-    "SELECT FROM timers WHERE shard = $1 ORDER BY uuid FOR UPDATE",
+    "SELECT FROM timers WHERE shard = $1 ORDER BY uuid LIMIT 1 FOR UPDATE",  # not two: a begin goes by their time
     "SELECT FROM tallies WHERE $1::int IS NOT NULL ORDER BY namespace, status, slice, spread FOR UPDATE",
 )
 
@@ -180,6 +180,13 @@ async def test_whatever_the_schedule_nothing_is_done_twice_or_by_the_wrong_owner
         begun, recorded = begun + len(cast.begun), recorded + len(cast.recorded)
     # The schedules would prove little if they made nothing happen.
     assert len(SEEDS) == 1 or min(begun, recorded) > len(SEEDS) // 2
+
+
+async def test_instances_that_all_come_back_too_late_do_not_wait_for_each_other(cast: Cast) -> None:
+    """Each finds the others dead and removes them, while they say that they live."""
+    for _ in range(300):
+        await asyncio.gather(*(cast.owners[owner_id].renew(owner_id, 1) for owner_id in OWNERS))
+        cast.clock.advance(1)
 
 
 # Forced interleavings: each is right with the store's own statements, and seen to be wrong with a seeded bug.

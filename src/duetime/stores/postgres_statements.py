@@ -4,7 +4,8 @@ The fence is the share lock. ``SELECT … FOR SHARE`` on the shards' rows, in a 
 under way, judges owner and version by what it left, and keeps the next claim out until this statement is committed. A
 condition without the lock, or with a weaker one, reads the owner of a moment ago and lets a stale one write.
 
-Rows are locked in the order of their keys and counts last, so no two statements wait for each other in a circle.
+Shards are locked in their order, then timers, counts last. Two statements that change several timers have no timer in
+common, since each is of one owner's shards. So no two wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -216,12 +217,18 @@ RECORD = f"""
 # $1: owner, $2: lease, $3: now, $4: whether it is serving, $5: about. Returns one row.
 RENEW = f"""
     WITH clock AS MATERIALIZED (SELECT {now("$3")} AS now),
-    gone AS (DELETE FROM instances WHERE alive_until <= (SELECT now FROM clock) AND owner_id <> $1),
     alive AS (
         INSERT INTO instances SELECT $1, now + $2, $4, $5 FROM clock
         ON CONFLICT (owner_id) DO UPDATE
         SET alive_until = excluded.alive_until, serving = excluded.serving, about = excluded.about
+        RETURNING owner_id
     ),
+    dead AS MATERIALIZED (  -- own row first, and nobody waits for another's: two that come back are not in a circle
+        SELECT owner_id FROM instances
+        WHERE alive_until <= (SELECT now FROM clock) AND owner_id <> (SELECT owner_id FROM alive)
+        FOR UPDATE SKIP LOCKED
+    ),
+    gone AS (DELETE FROM instances USING dead WHERE instances.owner_id = dead.owner_id),
     mine AS MATERIALIZED (SELECT shard FROM shards WHERE owner_id = $1 ORDER BY shard FOR NO KEY UPDATE),
     renewed AS (
         UPDATE shards SET lease_until = (SELECT now FROM clock) + $2 FROM mine WHERE shards.shard = mine.shard
