@@ -6,9 +6,13 @@ from collections.abc import Collection, Iterable
 from functools import lru_cache
 from hashlib import blake2b
 
+_HASH = blake2b(digest_size=8, person=b"duetime-shard")
+
 
 def _hash(*parts: bytes) -> int:
-    return int.from_bytes(blake2b(b"\0".join(parts), digest_size=8, person=b"duetime-shard").digest(), "big")
+    hashed = _HASH.copy()
+    hashed.update(b"\0".join(parts))
+    return int.from_bytes(hashed.digest(), "big")
 
 
 @lru_cache(maxsize=4096)

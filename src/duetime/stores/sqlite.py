@@ -17,14 +17,24 @@ from typing import Any
 
 import msgspec
 
-from duetime import lifecycle
 from duetime.clock import Clock
 from duetime.errors import SettingsError, StoreError
 from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer, timer_uuid
 from duetime.store import UNNAMED, About, Begun, Filter, Hint, Instance, Page, Place, Query, Standing
 from duetime.stores.sqlite_file import SqliteFile
 from duetime.stores.sqlite_lists import find, page
-from duetime.stores.sqlite_rows import STATE, Connection, by_uuid, encode, insert_rows, select, state, update_rows
+from duetime.stores.sqlite_rows import (
+    STATE,
+    Connection,
+    begin_rows,
+    by_uuid,
+    encode,
+    insert_rows,
+    namespaces_of,
+    select,
+    state,
+    update_rows,
+)
 from duetime.stores.sqlite_schema import MIGRATIONS
 
 Tally = Counter[tuple[str, Status]]
@@ -230,19 +240,25 @@ class SqliteStore:
             where += " AND shard IN (SELECT value FROM json_each(:shards))"
         pending = f"status = 'pending' AND fire_at <= :now AND {where} ORDER BY fire_at LIMIT :limit"
         expired = f"status = 'executing' AND deadline_at <= :now AND {where} AND {_OF_AN_OLDER_VERSION} LIMIT :limit"
-        due = [
-            timer
-            for condition in (expired, pending)
-            for timer in select(connection, f"(SELECT * FROM timers WHERE {condition})", bindings)
-        ]
-        due.sort(key=lambda timer: timer.fire_at)
-        del due[limit:]
-        begun = [lifecycle.begin(timer, now=now, version=ours[timer.shard]) for timer in due]
-        update_rows(connection, list(zip(due, begun, strict=True)))
+        due, lost = (
+            _places_decoder.decode(
+                connection.execute(
+                    f"SELECT json_group_array(json_array(fire_at, seq)) FROM (SELECT * FROM timers WHERE {condition})",
+                    bindings,
+                ).get
+            )
+            for condition in (pending, expired)
+        )
         tally: Tally = Counter()
-        for old in due:
-            tally[old.namespace, old.status] -= 1
-            tally[old.namespace, Status.EXECUTING] += 1
+        if lost:
+            due = sorted(due + lost)[:limit]
+            for namespace in namespaces_of(connection, [seq for _, seq in set(due).intersection(lost)]):
+                tally[namespace, Status.EXECUTING] -= 1
+                tally[namespace, Status.PENDING] += 1
+        begun = begin_rows(connection, [seq for _, seq in due], now)
+        for namespace, count in Counter(timer.namespace for timer in begun).items():
+            tally[namespace, Status.PENDING] -= count
+            tally[namespace, Status.EXECUTING] += count
         _count(connection, tally)
         if len(begun) == limit:
             return Begun(begun, now, refused)
@@ -316,6 +332,7 @@ class SqliteStore:
 
 
 _OF_AN_OLDER_VERSION = "version <> (SELECT version FROM shards WHERE shards.shard = timers.shard)"
+_places_decoder = msgspec.json.Decoder(list[tuple[int, int]])
 _namespace_decoder = msgspec.json.Decoder(Namespace)
 _about_decoder = msgspec.json.Decoder(About)
 

@@ -8,15 +8,19 @@ from typing import Any
 
 import msgspec
 
+from duetime.lifecycle import ATTEMPT_GRACE_MS
 from duetime.model import Timer
 
 Connection = Any
 
-# What a record changes, and what a put writes besides.
-STATE = (
-    *("updated_at", "revision", "firing", "execute_at", "fire_at", "status", "attempt", "failures", "lost"),
-    *("last_error", "started_at", "executed_at", "deadline_at", "version", "attempts"),
+# What a record changes, what it changes besides when the timer is not final, and what a put writes besides. A column
+# that a statement sets costs its indexes even if it stays what it was.
+_END = (
+    *("updated_at", "revision", "status", "attempt", "failures", "lost", "last_error"),
+    *("executed_at", "deadline_at", "version", "attempts"),
 )
+_MOVE = ("firing", "execute_at", "fire_at", "started_at")
+STATE = _END + _MOVE
 _FIXED = ("namespace", "id", "shard", "fingerprint", "correlation_id", "created_at")
 
 _CHUNKS = (128, 32, 8, 1)  # rows per statement: four texts to prepare, whatever the batch
@@ -34,8 +38,6 @@ encode = msgspec.json.Encoder().encode
 
 _INSERT = f"INSERT INTO timers (seq, uuid, definition, timeout_ms, {', '.join(_FIXED + STATE)}) VALUES "
 _INSERT_WIDTH = 4 + len(_FIXED) + len(STATE)
-_RECORD = "UPDATE timers SET " + ", ".join(f"{c} = new.{c}" for c in STATE) + " FROM new"
-_RECORD_WIDTH = 2 + len(STATE)
 
 
 def _placeholders(width: int, rows: int) -> str:
@@ -43,11 +45,31 @@ def _placeholders(width: int, rows: int) -> str:
 
 
 _INSERTS = {n: f"{_INSERT}{_placeholders(_INSERT_WIDTH, n)} ON CONFLICT (uuid) DO NOTHING" for n in _CHUNKS}
-_RECORDS = {
-    n: f"WITH new (uuid, was, {', '.join(STATE)}) AS (VALUES {_placeholders(_RECORD_WIDTH, n)}) {_RECORD} "
-    "WHERE timers.uuid = new.uuid AND timers.revision = new.was"
-    for n in _CHUNKS
-}
+
+
+def _records(columns: Sequence[str]) -> dict[int, str]:
+    changes = ", ".join(f"{c} = new.{c}" for c in columns)
+    return {
+        n: f"WITH new (uuid, was, {', '.join(columns)}) AS (VALUES {_placeholders(2 + len(columns), n)}) "
+        f"UPDATE timers SET {changes} FROM new WHERE timers.uuid = new.uuid AND timers.revision = new.was"
+        for n in _CHUNKS
+    }
+
+
+_ENDS = _records(_END)
+_MOVES = _records(STATE)
+_BEGIN = f"""
+    UPDATE timers SET
+        status = 'executing',
+        attempt = attempt + 1,
+        lost = lost + (status = 'executing'),
+        started_at = ifnull(started_at, :now),
+        deadline_at = :now + timeout_ms + {ATTEMPT_GRACE_MS},
+        version = (SELECT version FROM shards WHERE shards.shard = timers.shard),
+        updated_at = :now,
+        revision = revision + 1
+    WHERE seq IN (SELECT value FROM json_each(:seqs))
+"""
 
 
 def _chunked(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -58,12 +80,16 @@ def _chunked(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
             start += size
 
 
-def state(timer: Timer) -> tuple[Any, ...]:
+def _end(timer: Timer) -> tuple[Any, ...]:
     return (
-        *(timer.updated_at, timer.revision, timer.firing, timer.execute_at, timer.fire_at, timer.status),
-        *(timer.attempt, timer.failures, timer.lost, timer.last_error, timer.started_at, timer.executed_at),
-        *(timer.deadline_at, timer.version, encode(timer.attempts).decode() if timer.attempts else "[]"),
+        *(timer.updated_at, timer.revision, timer.status, timer.attempt, timer.failures, timer.lost, timer.last_error),
+        *(timer.executed_at, timer.deadline_at, timer.version),
+        encode(timer.attempts).decode() if timer.attempts else "[]",
     )
+
+
+def state(timer: Timer) -> tuple[Any, ...]:
+    return (*_end(timer), timer.firing, timer.execute_at, timer.fire_at, timer.started_at)
 
 
 _TIMERS = f"'[' || ifnull(group_concat({_AS_JSON}, ','), '') || ']'"
@@ -104,19 +130,43 @@ def insert_rows(connection: Connection, timers: Sequence[Timer], first_seq: int)
     )
 
 
+def namespaces_of(connection: Connection, seqs: Sequence[int]) -> list[str]:
+    """The namespace of each of the timers with these rowids."""
+    sql = "SELECT json_group_array(namespace) FROM timers WHERE seq IN (SELECT value FROM json_each(?))"
+    namespaces: list[str] = msgspec.json.decode(connection.execute(sql, (encode(seqs).decode(),)).get)
+    return namespaces
+
+
+def begin_rows(connection: Connection, seqs: Sequence[int], now: int) -> list[Timer]:
+    """``lifecycle.begin`` of the timers with these rowids, at the versions of their shards; oldest first."""
+    if not seqs:
+        return []
+    listed = encode(seqs).decode()
+    connection.execute(_BEGIN, {"now": now, "seqs": listed})
+    begun = select(connection, "timers WHERE seq IN (SELECT value FROM json_each(?))", (listed,))
+    begun.sort(key=lambda timer: timer.fire_at)
+    return begun
+
+
 def update_rows(connection: Connection, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
     """Write the state of each second timer over the first where that is still at its revision; say which were."""
-    rows = [(before.uuid, before.revision, *state(after)) for before, after in changes]
     connection.execute("SAVEPOINT changes")
-    if _write_rows(connection, _RECORDS, rows) == len(rows):
+    if _write_changes(connection, changes) == len(changes):
         connection.execute("RELEASE changes")
-        return [True] * len(rows)
+        return [True] * len(changes)
     # Some were not, and the statement does not say which: look first, then write only what fits.
     connection.execute("ROLLBACK TO changes; RELEASE changes")
-    revisions = {uuid: timer.revision for uuid, (timer, _) in by_uuid(connection, [row[0] for row in rows]).items()}
-    fits = [revisions.pop(uuid, None) == was for uuid, was, *_ in rows]
-    _write_rows(connection, _RECORDS, [row for row, fit in zip(rows, fits, strict=True) if fit])
+    there = by_uuid(connection, [before.uuid for before, _ in changes])
+    revisions = {uuid: timer.revision for uuid, (timer, _) in there.items()}
+    fits = [revisions.pop(before.uuid, None) == before.revision for before, _ in changes]
+    _write_changes(connection, [change for change, fit in zip(changes, fits, strict=True) if fit])
     return fits
+
+
+def _write_changes(connection: Connection, changes: Sequence[tuple[Timer, Timer]]) -> int:
+    ends = [(before.uuid, before.revision, *_end(after)) for before, after in changes if after.status.final]
+    moves = [(before.uuid, before.revision, *state(after)) for before, after in changes if not after.status.final]
+    return _write_rows(connection, _ENDS, ends) + _write_rows(connection, _MOVES, moves)
 
 
 def _write_rows(connection: Connection, statements: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> int:
