@@ -74,6 +74,7 @@ class _Route(Struct, frozen=True):
     """What all attempts for one target have in common."""
 
     url: Url
+    origin: str
     head: bytes  # the request line and the headers that do not change
 
 
@@ -135,7 +136,7 @@ class HttpDeliverer:
 
     def destination(self, target: Target) -> str:
         try:
-            return self._route(target).url.origin
+            return self._route(target).origin
         except InvalidInput as exc:
             return f"invalid: {exc}"
 
@@ -175,7 +176,7 @@ class HttpDeliverer:
                 raise InvalidInput("callback_headers", f"must not set {name}")
             lines.append(f"{name}: {value}")
         head = "".join(f"{line}\r\n" for line in lines).encode("utf-8", "replace")
-        return _Route(parsed, head)
+        return _Route(parsed, parsed.origin, head)
 
     def _message(self, route: _Route, timer: Timer) -> bytes:
         """The whole request. Made for each attempt: the timestamp is fresh and signed, the id stays."""

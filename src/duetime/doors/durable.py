@@ -412,7 +412,8 @@ class DurableDoor:
             execute_at=execute_at,
             definition=definition,
             correlation_id=asked.correlation_id,
-            fingerprint=fingerprint_of(definition, asked.correlation_id, compared_at),
+            # What has no id of the client's can't be asked for again.
+            fingerprint="" if id is None else fingerprint_of(definition, asked.correlation_id, compared_at),
         )
 
     def _time(self, asked: schema.Changes) -> tuple[int | None, int | None]:
