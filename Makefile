@@ -5,9 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
+VENV_BENCH := .venv-bench
+READY_BENCH := $(VENV_BENCH)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format lint types bench crash broker-crash chaos lock clean postgres15
+.PHONY: help run test check format lint types bench bench-full crash broker-crash chaos screenshots lock clean postgres15 chromium
 
 help: ## list the tasks
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,8 +31,11 @@ lint: $(READY_DEV) ## check the code (`make lint FIX=1` mends what can be mended
 types: $(READY_DEV) ## check the types
 	@$(BIN)/mypy
 
-bench: $(READY_DEV) ## measure throughput and lateness, as ratios to raw ceilings
+bench: $(READY_DEV) $(READY_BENCH) ## measure throughput and lateness beside ceilings and peers, in about five minutes
 	@$(BIN)/python -m bench
+
+bench-full: $(READY_DEV) $(READY_BENCH) ## the same in rounds and with ten million pending timers, for docs/benchmarks.md
+	@$(BIN)/python -m bench --full
 
 crash: $(READY_DEV) ## kill -9 the service 100 times under load and count what was lost
 	@$(BIN)/python -m tests.e2e.crash --kills 100
@@ -40,6 +45,9 @@ broker-crash: $(READY_DEV) ## kill -9 the broker and the service 20 times each u
 
 chaos: $(READY_DEV) ## do all kinds of harm to a cluster under load, for half an hour, and count what was lost
 	@$(BIN)/python -m tests.chaos
+
+screenshots: $(READY_DEV) ## make the pictures of the web page that are in docs/images
+	@$(BIN)/python -m tests.web.screenshots
 
 lock: ## write the lock files anew from pyproject.toml
 	@$(PYTHON) -m venv $(VENV)/lock && $(VENV)/lock/bin/pip install -q uv
@@ -73,9 +81,29 @@ postgres15:
 	@test -e $(CREATECLUSTER) || { mkdir -p $(dir $(CREATECLUSTER)) && echo "create_main_cluster = false" > $(CREATECLUSTER); }
 	@apt-get update -qq && $(APT_INSTALL) postgresql-15 > /dev/null
 
+# What the web page is tested in.
+CHROMIUM := /usr/bin/chromium
+
+chromium:
+	@echo "installing Chromium for the tests (once) ..."
+	@apt-get update -qq && $(APT_INSTALL) chromium > /dev/null
+
 $(READY_DEV): $(READY) requirements-dev.lock
 	@echo "setting up the tools of developers (once) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	@test -x $(POSTGRES15) || ! command -v apt-get > /dev/null || test "$$(id -u)" != 0 || $(MAKE) -s postgres15 || \
 	  echo "PostgreSQL 15 could not be installed: the tests that need it will be skipped"
+	@test -x $(CHROMIUM) || ! command -v apt-get > /dev/null || test "$$(id -u)" != 0 || $(MAKE) -s chromium || \
+	  echo "Chromium could not be installed: the tests of the web page will be skipped"
 	@touch $@
+
+# The peers of the benchmark have a venv of their own, which brings Node.js, too; only Redis and wrk are programs of the
+# system. A machine where they can't be had still measures Duetime.
+$(READY_BENCH): requirements-bench.lock bench/peers/package-lock.json
+	@echo "setting up the peers of the benchmark (once) ..."
+	@{ command -v redis-server && command -v wrk; } > /dev/null || ! command -v apt-get > /dev/null || test "$$(id -u)" != 0 || \
+	  { apt-get update -qq && $(APT_INSTALL) redis-server wrk > /dev/null; } || echo "Redis and wrk could not be installed"
+	@{ test -x $(VENV_BENCH)/bin/python || $(PYTHON) -m venv $(VENV_BENCH); } && echo "*" > $(VENV_BENCH)/.gitignore && \
+	  $(VENV_BENCH)/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-bench.lock && \
+	  (cd bench/peers && PATH="$(abspath $(VENV_BENCH))/bin:$$PATH" npm ci --silent --no-audit --no-fund) && touch $@ || \
+	  echo "the peers of the benchmark could not be installed: it is run without them"

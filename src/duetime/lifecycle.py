@@ -179,6 +179,7 @@ def _kept(timer: Timer, outcome: Outcome, error: str | None, sent_at: int, now: 
         outcome.status,
         error,
         answer[:ANSWER_CHARS_KEPT_MAX],
+        timer.firing,
     )
 
 

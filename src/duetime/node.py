@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from duetime import __version__
+from duetime.activity import Activity
 from duetime.brokers.nats import Names, NatsBroker
 from duetime.clock import Clock, SystemClock, VirtualClock
 from duetime.deliverer import Deliverer
@@ -23,8 +24,12 @@ from duetime.doors.broker import BrokerDoor
 from duetime.doors.durable import DurableDoor
 from duetime.doors.http import Application, Door, Keys, bind, server
 from duetime.doors.operations import OperationsDoor
+from duetime.doors.overview import Overview
 from duetime.doors.platform import PlatformDoor
+from duetime.doors.pulses import Pulses, PulsesDoor
 from duetime.doors.reference import ReferenceDoor
+from duetime.doors.sessions import CookieSessions, SessionDoor
+from duetime.doors.web import WebDoor
 from duetime.engine.engine import Engine, EngineOptions
 from duetime.model import FOREVER_MS, HttpTarget, NatsTarget
 from duetime.service import Service
@@ -139,12 +144,18 @@ class Node:
             self.store, deliverers, self.engine.clock, self.engine.nudge, auto_namespaces=settings.auto_namespaces
         )
         self.store.on_hint(self._heard)
-        keys = Keys(api_key)
+        sessions = None if api_key is None else CookieSessions(api_key, SystemClock())
+        keys = Keys(api_key, sessions)
         platform = PlatformDoor(self.service, keys, self.telemetry, request_bytes_max=settings.max_request_bytes)
+        self._activity = Activity(
+            self.service.cluster, self.telemetry, self.service.clock, owner_id=self.engine.ownership.owner_id
+        )
+        self._pulses = Pulses(self.service, self._activity)
         durable = DurableDoor(
             self.service,
             keys,
             self.telemetry,
+            Overview(self.service, self._activity, shards=settings.shards),
             request_bytes_max=settings.max_request_bytes,
             batch_bytes_max=settings.max_batch_bytes,
             shards=settings.shards,
@@ -167,7 +178,10 @@ class Node:
             bytes_max=settings.max_request_bytes,
         )
         reference = ReferenceDoor(durable.operations(), version=__version__, refusal=durable.refusal)
-        doors: list[Door] = [platform, durable, operations, reference]
+        pulses = PulsesDoor(self._pulses, keys, refusal=durable.refusal)
+        session = SessionDoor(keys, sessions, refusal=durable.refusal)
+        web = WebDoor(refusal=durable.refusal)
+        doors: list[Door] = [platform, durable, operations, reference, pulses, session, web]
         self._server = server(Application(doors, fallback=platform, under={"/api/": durable}))
         self._ready = False
         self._stop = asyncio.Event()
@@ -199,7 +213,8 @@ class Node:
             async with asyncio.TaskGroup() as tasks:
                 serving = tasks.create_task(self._server.serve([listener]))
                 engine = tasks.create_task(self.engine.run())
-                others = [tasks.create_task(each) for each in (self._watch_store(), self.service.run())]
+                loops = self._watch_store(), self.service.run(), self._activity.run(), self._pulses.run()
+                others = [tasks.create_task(loop) for loop in loops]
                 if self.broker is not None:
                     others.append(tasks.create_task(self.broker.run()))
                 taking = tasks.create_task(self._broker_door.run()) if self._broker_door else None
@@ -212,11 +227,13 @@ class Node:
                     await taking
                 self.engine.drain()
                 await engine
+                self._pulses.end()
                 self._server.should_exit = True
                 await serving
                 for task in others:
                     task.cancel()
         finally:
+            self._pulses.end()
             await self.deliverer.close()
             if self.broker is not None:
                 await self.broker.close()

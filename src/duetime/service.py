@@ -44,6 +44,10 @@ NAMESPACES_SECONDS = 5.0
 CHANGE_TRIES_MAX = 10
 REVISION_BITS = 48
 IDS_AT_ONCE = 256
+CHANGES_AT_ONCE = 32
+"""How many of a filter's timers are being changed at a time: enough to share commits, few enough to let others in."""
+COUNT_MAX = 10_000
+"""Beyond how many timers nobody counts one by one."""
 ROTATION_MS = DAY_MS
 """How long the secret before the newest one still signs."""
 SECRETS_MAX = 10
@@ -58,6 +62,13 @@ class NewTimer(Struct, frozen=True, kw_only=True):
     definition: Definition
     correlation_id: str | None = None
     fingerprint: str = ""
+
+
+class Counted(Struct, frozen=True):
+    """How many timers there are, or how many at least."""
+
+    timers: int
+    more: bool = False
 
 
 class Service:
@@ -78,6 +89,8 @@ class Service:
         self._changed = asyncio.Event()
         self._new_ids = _random_ids()
         self.clock = clock
+        self.changes = 0
+        """How often timers were changed through this instance in a way that may leave all counts as they were."""
 
     async def start(self) -> None:
         """Learn the namespaces."""
@@ -175,6 +188,7 @@ class Service:
             there = await self._store.put(timer)
             after = timer if there is None else lifecycle.renew(there, timer)
             if there is None or await self._store.swap(there, after):
+                self.changes += 1
                 self._nudge(after.fire_at)
                 return after
         raise StoreUnavailable("the timer keeps changing; try again")
@@ -222,6 +236,22 @@ class Service:
     async def page(self, filter: Filter, limit: int, after: Place | None) -> Page:
         return await self._store.page(filter, limit, after)
 
+    async def count(self, filter: Filter) -> Counted:
+        """How many timers the filter matches: exactly where the tallies tell, counted up to ``COUNT_MAX`` otherwise."""
+        if filter == Filter(namespace=filter.namespace, status=filter.status):
+            counts = await self._store.tally(filter.namespace)
+            return Counted(sum(counts.values()) if filter.status is None else counts[filter.status])
+        return _counted(await self._store.count(filter, COUNT_MAX + 1))
+
+    async def forecast(self, bounds: Sequence[int]) -> list[Counted]:
+        """How many pending timers are due from each bound up to the next one."""
+        return [_counted(number) for number in await self._store.forecast(bounds, COUNT_MAX + 1)]
+
+    def destination(self, timer: Timer) -> str:
+        """What the timer shares limits and fate with when it is fired."""
+        target = timer.definition.target
+        return self._deliverers[type(target)].destination(target)
+
     async def update(
         self,
         namespace: str,
@@ -254,6 +284,11 @@ class Service:
 
         return await self._change(namespace, id, canceled)
 
+    async def cancel_all(self, filter: Filter, limit: int) -> Counted:
+        """Cancel up to ``limit`` of the pending timers that the filter matches; how many, and whether there is more."""
+        pending = msgspec.structs.replace(filter, status=Status.PENDING)
+        return await self._change_all(pending, limit, lambda timer: lifecycle.cancel(timer, now=self.clock.now()))
+
     async def delete(self, namespace: str, id: str) -> None:
         """Remove a timer that is not executing, with its history."""
         for _ in range(CHANGE_TRIES_MAX):
@@ -268,23 +303,36 @@ class Service:
         """Fire a finished timer once more, now."""
         return await self._change(namespace, id, lambda timer: lifecycle.replay(timer, now=self.clock.now()))
 
-    async def replay_all(self, filter: Filter, limit: int) -> int:
-        """Replay up to ``limit`` of the finished timers that the filter matches; how many there were."""
-        page = await self._store.page(filter, limit)
-        replayed = 0
-        for timer in page.timers:
-            try:
-                await self.replay(timer.namespace, timer.id)
-                replayed += 1
-            except (TimerNotFinal, TimerNotFound):
-                pass  # Somebody else was first.
-        return replayed
+    async def replay_all(self, filter: Filter, limit: int) -> Counted:
+        """Replay up to ``limit`` of the final timers that the filter matches; how many, and whether there is more."""
+        return await self._change_all(filter, limit, lambda timer: lifecycle.replay(timer, now=self.clock.now()))
 
-    async def _change(self, namespace: str, id: str, change: Callable[[Timer], Timer]) -> Timer:
+    async def _change_all(self, filter: Filter, limit: int, change: Callable[[Timer], Timer]) -> Counted:
+        page = await self._store.page(filter, limit)
+        changed = 0
+        for start in range(0, len(page.timers), CHANGES_AT_ONCE):
+            some = page.timers[start : start + CHANGES_AT_ONCE]
+            done = await asyncio.gather(*(self._changed_first(timer, change) for timer in some))
+            changed += sum(done)
+        return Counted(changed, page.next is not None)
+
+    async def _changed_first(self, timer: Timer, change: Callable[[Timer], Timer]) -> bool:
+        """Change a timer; False when somebody else has changed it so that it can't be any more."""
+        try:
+            await self._change(timer.namespace, timer.id, change, timer)
+            return True
+        except (TimerNotPending, TimerNotFinal, TimerNotFound):
+            return False
+
+    async def _change(
+        self, namespace: str, id: str, change: Callable[[Timer], Timer], known: Timer | None = None
+    ) -> Timer:
+        """Replace a timer by what ``change`` makes of it; ``known`` is how it was a moment ago."""
         for _ in range(CHANGE_TRIES_MAX):
-            before = await self.get(namespace, id)
+            before, known = known or await self.get(namespace, id), None
             after = change(before)
             if after is before or await self._store.swap(before, after):
+                self.changes += 1
                 if after.status is Status.PENDING:
                     self._nudge(after.fire_at)
                 return after
@@ -387,6 +435,10 @@ def _random_ids() -> Iterator[str]:
         for start in range(0, len(drawn), 16):
             h = drawn[start : start + 16].hex()
             yield f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{'89ab'[drawn[start + 8] & 3]}{h[17:20]}-{h[20:]}"
+
+
+def _counted(number: int) -> Counted:
+    return Counted(min(number, COUNT_MAX), number > COUNT_MAX)
 
 
 def _repeat(there: Timer, fingerprint: str) -> Timer:

@@ -31,6 +31,7 @@ class About(Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_at: int = 0
     clock_offset_ms: int = 0  # how far its clock is surely off the store's
     serving: bool = True  # whether it takes shards
+    fires: tuple[int, ...] = ()  # how many attempts it has sent, by how late they were: telemetry's buckets
 
 
 UNNAMED = About()
@@ -109,6 +110,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     """Which timers to page through; what is None does not matter."""
 
     namespace: str | None = None
+    id: str | None = None
     status: Status | None = None
     correlation_id: str | None = None
     execute_after: int | None = None  # execute_at >= this
@@ -117,7 +119,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     @property
     def order(self) -> Order:
         """The order that fits what is asked for, so that a page never costs a scan."""
-        if self.correlation_id is not None:
+        if self.id is not None or self.correlation_id is not None:
             return Order.NEWEST
         if self.execute_after is not None or self.execute_before is not None:
             return Order.SOONEST
@@ -133,6 +135,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     def matches(self, timer: Timer) -> bool:
         return (
             self.namespace in (None, timer.namespace)
+            and self.id in (None, timer.id)
             and self.status in (None, timer.status)
             and self.correlation_id in (None, timer.correlation_id)
             and (self.execute_after is None or timer.execute_at >= self.execute_after)
@@ -198,6 +201,13 @@ class Store(Protocol):
 
     async def tally(self, namespace: str | None = None) -> dict[Status, int]:
         """How many timers there are, exactly, by status; of one namespace or of all."""
+
+    async def count(self, filter: Filter, most: int) -> int:
+        """How many timers the filter matches; counting stops at ``most``."""
+
+    async def forecast(self, bounds: Sequence[int], most: int) -> list[int]:
+        """How many pending timers are due (by ``fire_at``) from each bound up to the next one; each counting stops at
+        ``most``, so that no number of timers makes it slow."""
 
     # What owners do.
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections import Counter as Counts
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from duetime.model import OutcomeKind, Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-_LATENESS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
+LATENESS_SECONDS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0),
+)
+_LATENESS_MS = [round(seconds * 1000) for seconds in LATENESS_SECONDS]
 
 
 class Telemetry:
@@ -22,12 +30,6 @@ class Telemetry:
         self._registry = r = CollectorRegistry()
         self._timers = Gauge("duetime_timers", "Timers in the store, by status.", ["status"], registry=r)
         self._created = Counter("duetime_creates", "Timers created.", ["door"], registry=r)
-        self._attempted = Counter(
-            "duetime_attempts",
-            "Delivery attempts, by how they ended and what became of the timer.",
-            ["outcome", "status"],
-            registry=r,
-        )
         self._refused_commands = Counter(
             "duetime_refused_commands", "Commands from the broker that went to the dead letters.", registry=r
         )
@@ -37,12 +39,6 @@ class Telemetry:
             registry=r,
         )
         self._fenced = Counter("duetime_fenced_writes", "Writes refused because the shard had a new owner.", registry=r)
-        self._lateness = Histogram(
-            "duetime_lateness_seconds",
-            "From when an attempt was due to when it was sent.",
-            buckets=_LATENESS,
-            registry=r,
-        )
         self._begin = Histogram("duetime_begin_seconds", "Duration of a begin in the store.", buckets=_FAST, registry=r)
         self._record = Histogram(
             "duetime_record_seconds", "Duration of a record in the store.", buckets=_FAST, registry=r
@@ -52,13 +48,16 @@ class Telemetry:
 
         # Names that dashboards of older timer services know.
         self._commands = Counter("timer_commands_received", "Requests that made a timer, at all doors.", registry=r)
-        self._processed = Counter("timer_schedules_processed", "Attempts whose outcome is known.", registry=r)
         self._polling = Histogram(
             "timer_polling_duration_seconds", "Duration of a look for due timers.", buckets=_FAST, registry=r
         )
         # Finding a labelled counter by its labels costs more than counting: these are found once.
         self._counter_of_creates = lru_cache(self._created.labels)
-        self._counter_of_attempts = lru_cache(self._attempted.labels)
+        # What is counted for each attempt is counted here, since a metric takes a lock for it.
+        self._attempts: Counts[tuple[OutcomeKind, Status]] = Counts()
+        self._late = [0] * (len(LATENESS_SECONDS) + 1)
+        self._late_ms = 0
+        r.register(self)
 
     def created(self, door: str, count: int = 1) -> None:
         if count:
@@ -66,8 +65,7 @@ class Telemetry:
             self._commands.inc(count)
 
     def attempted(self, kind: OutcomeKind, status: Status) -> None:
-        self._counter_of_attempts(kind, status).inc()
-        self._processed.inc()
+        self._attempts[kind, status] += 1
 
     def refused_command(self) -> None:
         self._commands.inc()
@@ -81,7 +79,12 @@ class Telemetry:
             self._fenced.inc(count)
 
     def lateness(self, ms: int) -> None:
-        self._lateness.observe(ms / 1000)
+        self._late[bisect_left(_LATENESS_MS, ms)] += 1
+        self._late_ms += ms
+
+    def fires(self) -> tuple[int, ...]:
+        """How many attempts were sent so far, by how late: up to each of ``LATENESS_SECONDS``, and later than all."""
+        return tuple(self._late)
 
     def begin_took(self, seconds: float) -> None:
         self._begin.observe(seconds)
@@ -95,6 +98,25 @@ class Telemetry:
 
     def clock_offset(self, ms: int) -> None:
         self._offset.set(ms / 1000)
+
+    def collect(self) -> Iterator[Metric]:
+        """What the registry asks for: the counts of attempts as metrics."""
+        attempts = CounterMetricFamily(
+            "duetime_attempts",
+            "Delivery attempts, by how they ended and what became of the timer.",
+            labels=["outcome", "status"],
+        )
+        for (kind, status), count in self._attempts.items():
+            attempts.add_metric([kind, status], count)
+        yield attempts
+        yield HistogramMetricFamily(
+            "duetime_lateness_seconds",
+            "From when an attempt was due to when it was sent.",
+            buckets=list(zip((*map(str, LATENESS_SECONDS), "+Inf"), accumulate(self._late), strict=True)),
+            sum_value=self._late_ms / 1000,
+        )
+        processed = self._attempts.total()
+        yield CounterMetricFamily("timer_schedules_processed", "Attempts whose outcome is known.", value=processed)
 
     def page(self, timers: Mapping[Status, int]) -> bytes:
         """The metrics page, with the store's own counts as of now."""

@@ -20,7 +20,7 @@ LAYERS = [
     ["client"],
     ["settings"],
     ["engine"],
-    ["service"],
+    ["service", "activity"],
     ["stores", "brokers", "deliverers"],
     ["doors", "workers"],
     ["node"],

@@ -154,6 +154,12 @@ def test_a_batch_has_an_answer_for_each(client: Client) -> None:
     assert isinstance(three, Conflict)
 
 
+def test_cancel(client: Client) -> None:
+    id = fresh()
+    client.create(id=id, delay="1h", callback_url=URL)
+    assert client.cancel(id).status == client.cancel(id).status == client.get(id).status == "canceled"
+
+
 def test_replay_all(client: Client, receiver: Receiver) -> None:
     group = fresh()
     url = receiver.reply(f"/{group}", Reply(status=500))

@@ -84,6 +84,7 @@ REPEATABLE = [
     calls.upsert(id="a", execute_at="2030-01-01T00:00:00Z", callback_url="http://x"),
     calls.get("a"),
     calls.update("a", delay="1s"),
+    calls.cancel("a"),
     calls.delete("a"),
     calls.page(),
     calls.batch([{"delay": "1s", "callback_url": "http://x"}]),

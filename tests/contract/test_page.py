@@ -1,4 +1,5 @@
-"""page: filters, the order that fits each, and a place to go on from that stays right while timers come and go."""
+"""page: filters, the order that fits each, and a place to go on from that stays right while timers come and go; and
+count, which takes the same filters."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from tests.clocks import START, ManualClock
 from tests.contract.timers import ids, timer, with_namespace, with_timers
 
 NAMESPACES = ("default", "billing", "mail")
+STATUSES = (Status.PENDING, Status.FAILED, Status.CANCELED)
 
 
 @pytest.fixture
@@ -88,6 +90,51 @@ FILTERS = [
 async def test_every_filter_brings_what_it_matches_in_its_order(store, crowd: list[Timer], limit: int) -> None:
     for filter in FILTERS:
         assert await walk(store, filter, limit) == expected(crowd, filter), filter
+
+
+async def test_every_filter_counts_what_it_matches_up_to_a_bound(store, crowd: list[Timer]) -> None:
+    for filter in FILTERS:
+        matching = len(expected(crowd, filter))
+        assert await store.count(filter, 1_000) == matching, filter
+        assert await store.count(filter, 7) == min(7, matching), filter
+        assert await store.count(filter, 0) == 0, filter
+
+
+@pytest.fixture
+def namesakes(store, runner, clock: ManualClock) -> list[Timer]:
+    """One id in each namespace, in order of creation, among others."""
+    clock.advance(100)
+    made = [
+        timer("it", namespace=name, status=status, at=START + 5 - n, updated_at=START + n, correlation_id="order-1")
+        for n, (name, status) in enumerate(zip(NAMESPACES, STATUSES, strict=True))
+    ]
+
+    async def create() -> None:
+        for name in NAMESPACES[1:]:
+            await with_namespace(store, name)
+        await with_timers(store, timer("It"), *made, timer("it "), timer("before it", correlation_id="order-1"))
+
+    runner.run(create())
+    return made
+
+
+@pytest.mark.parametrize("limit", [1, 2, 10])
+async def test_an_id_is_found_in_every_namespace(store, namesakes: list[Timer], limit: int) -> None:
+    for filter in (
+        Filter(id="it"),
+        Filter(id="it", namespace="billing"),
+        Filter(id="it", namespace="nowhere"),
+        Filter(id="it", status=Status.PENDING),
+        Filter(id="it", status=Status.FAILED),
+        Filter(id="it", correlation_id="order-1"),
+        Filter(id="it", correlation_id="order-2"),
+        Filter(id="it", execute_after=START + 4),
+        Filter(id="it", execute_before=START + 4, status=Status.CANCELED, namespace="mail", correlation_id="order-1"),
+        Filter(id="nobody"),
+    ):
+        matching = [t for t in reversed(namesakes) if filter.matches(t)]
+        assert await walk(store, filter, limit) == matching, filter
+        assert await store.count(filter, limit) == min(limit, len(matching)), filter
 
 
 async def test_an_empty_page(store) -> None:

@@ -51,8 +51,11 @@ PAGES = {
         (Filter(execute_after=1, execute_before=9), "execute_at"),
         (Filter(execute_after=1, execute_before=9, namespace="default"), "execute_at"),
         (Filter(execute_after=1, status=Status.PENDING), "execute_at"),
+        (Filter(id="t7"), "uuid"),
+        (Filter(id="t7", namespace="default", status=Status.PENDING, correlation_id="a", execute_after=1), "uuid"),
     )
 }
+COUNTS = {name.replace("page", "count"): entry for name, entry in PAGES.items()}
 
 
 async def verbs(store: PostgresStore) -> dict[str, Callable[[], Awaitable[object]]]:
@@ -74,6 +77,8 @@ async def verbs(store: PostgresStore) -> dict[str, Callable[[], Awaitable[object
         "purge": lambda: store.purge(retention_ms=20, limit=10),
         **{name: lambda query=query: store.find(query) for name, query in FINDS.items()},
         **{name: lambda filter=filter: store.page(filter, 10) for name, (filter, _) in PAGES.items()},
+        **{name: lambda filter=filter: store.count(filter, 10) for name, (filter, _) in COUNTS.items()},
+        "forecast": lambda: store.forecast([START, START + 10, START + 20], 10),
     }
 
 
@@ -239,16 +244,24 @@ def test_a_list_of_a_namespace_reads_no_other(plans, name: str, analyzed: bool) 
 
 @pytest.mark.parametrize(
     ("name", "index", "analyzed"),
-    [(name, index, analyzed) for name, (_, index) in PAGES.items() for analyzed in (False, True)],
+    [(name, index, analyzed) for name, (_, index) in (PAGES | COUNTS).items() for analyzed in (False, True)],
 )
-def test_a_page_is_a_walk_along_an_index(plans, name: str, index: str, analyzed: bool) -> None:
+def test_a_page_and_a_count_are_walks_along_an_index(plans, name: str, index: str, analyzed: bool) -> None:
     [plan] = plans[name, analyzed]
-    slices = {"seq": "expr", "final": "namespace_status_updated_at_seq"}.get(index, f"{index}_seq")
+    slices = {"seq": "expr", "final": "namespace_status_updated_at_seq", "uuid": "uuid"}.get(index, f"{index}_seq")
     assert indexes(plan) <= {f"timers_{index}", f"history_{slices}"}
     if index == "final":
         assert all("namespace = " in scan["Index Cond"] for scan in scans(plan))
-    if name != "page status=executing":
+    if index != "uuid" and not name.endswith("status=executing"):  # these are few
         assert_sorts_only_pages(plan)
+
+
+@in_both_ages
+def test_a_forecast_reads_what_is_due_from_the_index_alone(plans, analyzed: bool) -> None:
+    [plan] = plans["forecast", analyzed]
+    assert indexes(plan) == {"timers_due"}
+    assert {scan["Node Type"] for scan in scans(plan)} == {"Index Scan", "Index Only Scan"}
+    assert all("fire_at >= " in scan["Index Cond"] and "fire_at < " in scan["Index Cond"] for scan in scans(plan))
 
 
 async def test_a_begin_leaves_the_indexes_alone(server: Postgres, database: str, clock: ManualClock) -> None:

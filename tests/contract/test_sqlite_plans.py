@@ -174,7 +174,14 @@ async def test_opening_does_not_walk_the_timers(store: SqliteStore, plans: Plans
             assert not step.startswith("SCAN timers") or "INDEX timers_executing" in step, f"{step}: {sql}"
 
 
-@pytest.mark.parametrize(
+async def test_a_forecast_reads_one_index_and_no_timer(store: SqliteStore, plans: Plans, tmp_path: Path) -> None:
+    assert sum(await store.forecast(range(START - 60, START + 60, 10), 5)) == 50
+    [(_, steps)] = plans.read(tmp_path / "duetime.db")
+    [searched] = [step for step in steps if "timers" in step]
+    assert searched == "SEARCH timers USING COVERING INDEX timers_due (fire_at>? AND fire_at<?)"
+
+
+PAGES = pytest.mark.parametrize(
     ("filter", "index"),
     [
         (Filter(), "INTEGER PRIMARY KEY (rowid<?)"),
@@ -193,6 +200,29 @@ async def test_opening_does_not_walk_the_timers(store: SqliteStore, plans: Plans
     ],
     ids=str,
 )
+
+
+@PAGES
 async def test_a_page_is_a_walk_along_an_index_and_sorts_nothing(store: SqliteStore, used, filter, index) -> None:
     await store.page(filter, 10)
     assert used() == {index}
+
+
+@PAGES
+async def test_a_count_is_the_same_walk(store: SqliteStore, plans: Plans, tmp_path: Path, filter, index) -> None:
+    await store.count(filter, 10)
+    for _, steps in plans.read(tmp_path / "duetime.db"):
+        [walked] = [step for step in steps if "timers" in step]
+        name = index.split(" (")[0].removeprefix("INTEGER PRIMARY KEY")
+        # Where a page goes on behind a place, a count starts at the beginning: then all of the index is named.
+        assert name in walked and "TEMP B-TREE" not in " ".join(steps), (walked, steps)
+
+
+async def test_an_id_is_looked_up_in_each_namespace(store: SqliteStore, plans: Plans, tmp_path: Path) -> None:
+    filter = Filter(id="t7", correlation_id="a", execute_after=1, status=Status.PENDING)
+    await store.page(filter, 10)
+    await store.count(filter, 10)
+    found = plans.read(tmp_path / "duetime.db")
+    assert len(found) == 2
+    for _, steps in found:
+        assert [step for step in steps if "timers" in step] == ["SEARCH timers USING INDEX timers_uuid (uuid=?)"]

@@ -95,7 +95,7 @@ FULL = timer(
     executed_at=START - 2,
     deadline_at=START + 90,
     version=3,
-    attempts=(Attempt(1, START - 5, 4, OutcomeKind.ANSWERED, 500, "HTTP 500", "«oops»\n"),),
+    attempts=(Attempt(1, START - 5, 4, OutcomeKind.ANSWERED, 500, "HTTP 500", "«oops»\n", 7),),
 )
 """A timer that could not be, but that leaves no field to chance."""
 

@@ -62,7 +62,7 @@ def test_paths_in_the_text_exist(page: Path) -> None:
 
 def test_every_operation_of_the_durable_api_is_documented() -> None:
     page = (ROOT / "docs/durable-api.md").read_text()
-    door = DurableDoor(None, Keys(None), Telemetry(), request_bytes_max=1, batch_bytes_max=1, shards=1)  # type: ignore[arg-type]
+    door = DurableDoor(None, Keys(None), Telemetry(), None, request_bytes_max=1, batch_bytes_max=1, shards=1)  # type: ignore[arg-type]
     for operation in door.operations():
         assert f"{operation.method} {operation.path.removeprefix(BASE)}" in page, operation.path
 

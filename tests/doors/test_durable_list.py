@@ -122,6 +122,20 @@ class TestFilters:
         assert ids(door.pages(asked + f"&executeBefore={door.ahead(5)}", 2)) == [done["id"]]
         assert door.pages("correlationId=nobody", 2) == door.pages("correlationId=", 2) == []
 
+    def test_an_id(self, door: Durable) -> None:
+        names = ("mine", "yours", "default")
+        for name in names[:2]:
+            door.namespace(name)
+        made = [door.make(namespace=name, id="a b/c&ü", correlationId=name) for name in names]
+        door.make(namespace="mine", id="a b/c&ü2")
+        asked = f"id={quote('a b/c&ü')}"
+        assert ids(door.pages(asked, 2)) == ids(made)
+        assert [timer["namespace"] for timer in door.pages(asked, 2)] == ["default", "yours", "mine"]
+        assert door.pages(asked + "&namespace=yours", 2) == [made[1]]
+        assert door.pages(asked + "&correlationId=mine&status=pending", 2) == [made[0]]
+        assert door.pages(asked + "&status=failed", 2) == door.pages("id=nobody", 2) == []
+        assert success(door.api("GET", f"/timers/count?{asked}")) == {"timers": 3, "more": False}
+
     def test_a_list_shows_what_a_get_shows(self, door: Durable) -> None:
         door.namespace("shown")
         made = door.make(namespace="shown", payload={"a": "ü"}, metadata=[None], callbackHeaders={"A": "b"})
@@ -136,6 +150,7 @@ class TestFilters:
             *((f"limit={limit}", "limit") for limit in ("0", "-1", "1001", "x", "", "1.5", "%2B5", "9" * 30)),
             *((f"status={status}", "status") for status in ("", "done", "PENDING", "pending,failed")),
             *((f"namespace={name}", "namespace") for name in ("", "a%20b", "x" * 65, "%00", "%C3%BC")),
+            *((f"id={id}", "id") for id in ("", "%00", "%0A", "x" * 256)),
             *((f"executeAfter={at}", "executeAfter") for at in ("", "now", "2030-01-01T00:00:00", "1")),
             *((f"executeBefore={at}", "executeBefore") for at in ("", "30s", "2030-02-30T00:00:00Z")),
             ("limit=5&limit=6", "limit"),
@@ -145,6 +160,8 @@ class TestFilters:
     )
     def test_bad_ones(self, door: Durable, query: str, field: str) -> None:
         failure(door.api("GET", f"/timers?{query}"), 400, "INVALID_INPUT", field)
+        if field != "limit" or query.count("limit") > 1:  # which a count does not have
+            failure(door.api("GET", f"/timers/count?{query}"), 400, "INVALID_INPUT", field)
 
     def test_limits(self, door: Durable) -> None:
         filled(door, "limits", 60)
@@ -156,6 +173,48 @@ class TestFilters:
         for limit in (60, 1000):
             page = success(door.api("GET", f"/timers?namespace=limits&limit={limit}"))
             assert len(page["timers"]) == 60 and page["nextCursor"] is None
+
+
+class TestCounts:
+    @pytest.mark.parametrize(
+        "query",
+        [
+            "namespace=counted",
+            "namespace=counted&status=pending",
+            "namespace=counted&status=failed",
+            "namespace=counted&status=executing",
+            "correlationId=counted",
+            "correlationId=counted&namespace=default",
+            "namespace=counted&id=0007",
+            "executeAfter={}&namespace=counted",
+            "executeBefore={}&namespace=counted&status=pending",
+            "executeBefore={}&namespace=counted&status=canceled",
+        ],
+    )
+    def test_as_many_as_the_list_has(self, door: Durable, query: str) -> None:
+        made = door.pages("namespace=counted", 100)
+        if not made:
+            filled(door, "counted", 40, correlationId="counted")
+            made = door.pages("namespace=counted", 100)
+        asked = query.format(made[17]["executeAt"])
+        listed = len(door.pages(asked, 100))
+        assert success(door.api("GET", f"/timers/count?{asked}")) == {"timers": listed, "more": False}
+
+    def test_of_all(self, door: Durable) -> None:
+        counted = success(door.api("GET", "/timers/count"))
+        assert counted == {"timers": len(door.pages("", 1000)), "more": False}
+
+    def test_beyond_what_is_counted(self, door: Durable) -> None:
+        """What the tallies know is exact however much it is; what has to be counted is counted up to a bound."""
+        items = [{"namespace": "crowd", "delay": "10h", "callbackUrl": URL, "correlationId": "crowd"}] * 1000
+        door.namespace("crowd")
+        for _ in range(10):
+            door.batch(items)
+        by_correlation = "/timers/count?correlationId=crowd"
+        assert success(door.api("GET", by_correlation)) == {"timers": 10_000, "more": False}
+        door.batch(items[:1])
+        assert success(door.api("GET", by_correlation)) == {"timers": 10_000, "more": True}
+        assert success(door.api("GET", "/timers/count?namespace=crowd")) == {"timers": 10_001, "more": False}
 
 
 class TestCursors:

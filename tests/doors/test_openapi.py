@@ -34,6 +34,7 @@ DOOR = DurableDoor(
     None,  # type: ignore[arg-type]
     None,  # type: ignore[arg-type]
     None,  # type: ignore[arg-type]
+    None,  # type: ignore[arg-type]
     request_bytes_max=1,
     batch_bytes_max=1,
     shards=1,

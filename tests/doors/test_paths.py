@@ -110,7 +110,6 @@ class TestPaths:
     @pytest.mark.parametrize(
         "path",
         [
-            "/",
             "/nothing",
             "/timers/" + NOBODY + "/",
             "/timers/" + NOBODY + "/replay",

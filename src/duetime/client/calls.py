@@ -99,6 +99,12 @@ def delete(id: str, *, namespace: str = DEFAULT_NAMESPACE) -> Call[None]:
     return Call(method="DELETE", path=BASE + _one(namespace, id), read=_nothing, gone_is_done=True)
 
 
+def cancel(id: str, *, namespace: str = DEFAULT_NAMESPACE) -> Call[Timer]:
+    """Cancel a pending timer and keep it; one that is canceled already stays so. Raises ``NotPending`` when it is too
+    late."""
+    return _call("POST", _one(namespace, id) + "/cancel", Timer)
+
+
 def page(
     *,
     namespace: str | None = None,

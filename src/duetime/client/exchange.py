@@ -245,6 +245,7 @@ class Operations:
     batch = operation(calls.batch)
     get = operation(calls.get)
     update = operation(calls.update)
+    cancel = operation(calls.cancel)
     delete = operation(calls.delete)
     page = operation(calls.page)
     list = listing(calls.pages)

@@ -12,19 +12,23 @@ from duetime.doors import wire
 from duetime.doors.durable_values import (
     cursor_of,
     definition_of,
+    filter_in,
+    filter_of,
     key_of,
     path_of,
     place_of,
     retention_of,
     selected,
     shown_attempt,
+    shown_count,
     shown_instance,
     shown_namespace,
     shown_timer,
-    time_in,
+    unowned_of,
 )
-from duetime.doors.http import JSON, Handler, Keys, MethodNotAllowed, NotFound, Request, Response, Unauthorized
+from duetime.doors.http import JSON, Handler, Keys, MethodNotAllowed, NotFound, Request, Response, TooBusy, Unauthorized
 from duetime.doors.operation import Operation, Parameter, routes
+from duetime.doors.overview import Overview
 from duetime.errors import (
     DuetimeError,
     InvalidInput,
@@ -43,7 +47,6 @@ from duetime.model import (
     Timer,
 )
 from duetime.service import NewTimer, Service, fingerprint_of
-from duetime.store import Filter
 from duetime.telemetry import Telemetry
 from duetime.timetext import format_time, parse_duration, parse_time
 
@@ -84,6 +87,7 @@ _ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
     (NotFound, 404, "NOT_FOUND"),
     (MethodNotAllowed, 405, "METHOD_NOT_ALLOWED"),
     (StoreError, 503, "UNAVAILABLE"),
+    (TooBusy, 503, "UNAVAILABLE"),
 )
 
 
@@ -93,6 +97,7 @@ class DurableDoor:
         service: Service,
         keys: Keys,
         telemetry: Telemetry,
+        overview: Overview,
         *,
         request_bytes_max: int,
         batch_bytes_max: int,
@@ -101,6 +106,7 @@ class DurableDoor:
         self._service = service
         self._keys = keys
         self._telemetry = telemetry
+        self._overview = overview
         self._request_bytes_max = request_bytes_max
         self._batch_bytes_max = batch_bytes_max
         self._shards = shards
@@ -116,12 +122,16 @@ class DurableDoor:
             )
 
         timer = {200: schema.Timer}
-        listed = [
+        filters = [
             Parameter("namespace", str, "only of this namespace"),
+            Parameter("id", str, "only with exactly this id; without a namespace in any, newest first"),
             Parameter("status", Status, "pending: soonest due first; final ones: latest finished first"),
             Parameter("correlationId", str, "only with this correlation id, newest first"),
             Parameter("executeAfter", str, "due at this time or later, soonest first"),
             Parameter("executeBefore", str, "due before this time, soonest first"),
+        ]
+        listed = [
+            *filters,
             Parameter("limit", int, f"how many, {LIMIT_DEFAULT} unless given, at most {LIMIT_MAX}"),
             Parameter("cursor", str, "nextCursor of the page before"),
         ]
@@ -132,8 +142,12 @@ class DurableDoor:
                takes=schema.CreateTimer, gives=timer, refuses=(400, 409, 413)),
             at("GET", "/timers", self.list, "List timers, newest first unless a filter has an order of its own",
                gives={200: schema.TimerPage}, query=listed, refuses=(400,)),
+            at("GET", "/timers/count", self.count, "Count timers, by the filters of the list",
+               gives={200: schema.Count}, query=filters, refuses=(400,)),
             at("POST", "/timers/batch", self.batch, "Make up to 1000 timers in one durable write",
                takes=schema.BatchIn, gives={200: schema.BatchOut}, refuses=(400, 413)),
+            at("POST", "/timers/cancel", self.cancel_many, "Cancel pending timers, by filter",
+               takes=schema.CancelIn, gives={200: schema.CancelOut}, refuses=(400, 413)),
             at("POST", "/timers/replay", self.replay_many, "Fire finished timers once more, by filter",
                takes=schema.ReplayIn, gives={200: schema.ReplayOut}, refuses=(400, 413)),
             at("GET", one, self.get, "Look at a timer", gives=timer, refuses=(400, 404)),
@@ -143,6 +157,8 @@ class DurableDoor:
                gives={204: None}, refuses=(400, 404, 409)),
             at("GET", one + "/attempts", self.attempts, "The latest attempts of a timer",
                gives={200: schema.Attempts}, refuses=(400, 404)),
+            at("POST", one + "/cancel", self.cancel, "Cancel a pending timer, and keep it",
+               gives=timer, refuses=(400, 404, 409)),
             at("POST", one + "/replay", self.replay, "Fire a finished timer once more, now",
                gives=timer, refuses=(400, 404, 409)),
             at("POST", "/timers/create", self.upsert, "Make a timer, in the place of the one there was",
@@ -164,6 +180,8 @@ class DurableDoor:
                gives={201: schema.NewSecret}, refuses=(400, 404)),
             at("DELETE", name + "/secrets/{id}", self.delete_secret, "Stop signing with a secret",
                gives={204: None}, refuses=(400, 404)),
+            at("GET", "/overview", self.overview, "How the service is doing: what it did, what is ahead, what fails",
+               gives={200: schema.Overview}),
             at("GET", "/cluster", self.cluster, "Which instances share the store, and who owns what",
                gives={200: schema.Cluster}),
         ]  # fmt: skip
@@ -307,32 +325,35 @@ class DurableDoor:
 
     async def list(self, request: Request) -> Response:
         query = request.query()
-        filter = Filter(
-            namespace=None if "namespace" not in query else wire.check_namespace(query["namespace"], "namespace"),
-            status=wire.choice(query, "status", Status, None),
-            correlation_id=query.get("correlationId"),
-            execute_after=time_in(query, "executeAfter"),
-            execute_before=time_in(query, "executeBefore"),
-        )
+        filter = filter_in(query)
         limit = wire.whole(query, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX)
         page = await self._service.page(filter, limit, place_of(query.get("cursor"), filter))
         return Response(
             200, _encode(schema.TimerPage([shown_timer(timer) for timer in page.timers], cursor_of(page.next)))
         )
 
+    async def count(self, request: Request) -> Response:
+        return Response(200, _encode(shown_count(await self._service.count(filter_in(request.query())))))
+
     async def attempts(self, request: Request) -> Response:
         timer = await self._service.get(*path_of(request))
-        return Response(200, _encode(schema.Attempts([shown_attempt(attempt) for attempt in timer.attempts])))
+        return Response(200, _encode(schema.Attempts([shown_attempt(timer, attempt) for attempt in timer.attempts])))
+
+    async def cancel(self, request: Request) -> Response:
+        return _ok(await self._service.cancel(*path_of(request)))
+
+    async def cancel_many(self, request: Request) -> Response:
+        asked = await self._read(request, schema.CancelIn)
+        canceled = await self._service.cancel_all(filter_of(asked, Status.PENDING), asked.limit)
+        return Response(200, _encode(schema.CancelOut(canceled.timers, canceled.more)))
 
     async def replay(self, request: Request) -> Response:
         return _ok(await self._service.replay(*path_of(request)))
 
     async def replay_many(self, request: Request) -> Response:
         asked = await self._read(request, schema.ReplayIn)
-        if asked.namespace is not None:
-            wire.check_namespace(asked.namespace, "namespace")
-        filter = Filter(namespace=asked.namespace, status=Status(asked.status), correlation_id=asked.correlation_id)
-        return Response(200, _encode(schema.ReplayOut(await self._service.replay_all(filter, asked.limit))))
+        replayed = await self._service.replay_all(filter_of(asked, Status(asked.status)), asked.limit)
+        return Response(200, _encode(schema.ReplayOut(replayed.timers, replayed.more)))
 
     # Namespaces.
 
@@ -381,9 +402,11 @@ class DurableDoor:
 
     async def cluster(self, request: Request) -> Response:
         instances = await self._service.cluster()
-        owned = {shard for instance in instances for shard in instance.shards}
-        unowned = [shard for shard in range(self._shards) if shard not in owned]
+        unowned = unowned_of(instances, self._shards)
         return Response(200, _encode(schema.Cluster([shown_instance(i) for i in instances], self._shards, unowned)))
+
+    async def overview(self, request: Request) -> Response:
+        return Response(200, await self._overview.whole())
 
     def _shown(self, namespace: Namespace) -> schema.Namespace:
         return shown_namespace(namespace, self._service.clock.now())

@@ -265,6 +265,10 @@ class Attempt(Struct, rename="camel"):
     status: Annotated[int, Meta(description="of the HTTP answer")] | None
     error: Annotated[str, Meta(description="for people")] | None
     answer: Annotated[str, Meta(description="how the answer began")]
+    delivery_id: (
+        Annotated[str, Meta(description="of the firing it belongs to: the callback's webhook-id; null for old ones")]
+        | None
+    )
 
 
 class Attempts(Struct, rename="camel"):
@@ -296,21 +300,46 @@ class BatchOut(Struct, rename="camel"):
     results: Annotated[list[BatchResult], Meta(description="in the order of the timers")]
 
 
-class ReplayIn(Struct, rename="camel"):
-    """Which finished timers to replay: those of a status, by namespace or correlation id if given."""
+class CancelIn(Struct, rename="camel"):
+    """Which pending timers to cancel: all that match what is given."""
+
+    also: ClassVar[dict[str, Any]] = {"examples": [{"namespace": "default", "correlationId": "order-7"}]}
+
+    namespace: Name | None = None
+    id: Id | None = None
+    correlation_id: Correlation | None = None
+    execute_after: Annotated[Time, Meta(description="due at this time or later")] | None = None
+    execute_before: Annotated[Time, Meta(description="due before this time")] | None = None
+    limit: Annotated[int, Meta(ge=1, le=BATCH_MAX)] = 100
+
+
+class CancelOut(Struct, rename="camel"):
+    """How many timers will not fire."""
+
+    canceled: int
+    more: Annotated[bool, Meta(description="whether there may be more of them: ask again")]
+
+
+class ReplayIn(CancelIn, rename="camel"):
+    """Which finished timers to replay: those of a status that match what else is given."""
 
     also: ClassVar[dict[str, Any]] = {"examples": [{"status": "failed", "namespace": "default", "limit": 100}]}
 
     status: Literal["failed", "completed", "canceled"] = "failed"
-    namespace: Name | None = None
-    correlation_id: Correlation | None = None
-    limit: Annotated[int, Meta(ge=1, le=BATCH_MAX)] = 100
 
 
 class ReplayOut(Struct, rename="camel"):
     """How many timers will fire once more."""
 
     replayed: int
+    more: Annotated[bool, Meta(description="whether there may be more of them: ask again")]
+
+
+class Count(Struct, rename="camel"):
+    """How many timers there are."""
+
+    timers: int
+    more: Annotated[bool, Meta(description="that there are more: counting stopped there")]
 
 
 class NamespaceIn(Struct, rename="camel"):
@@ -376,6 +405,62 @@ class Instance(Struct, rename="camel"):
 class Cluster(Struct, rename="camel"):
     """The instances that share the store, and who owns what."""
 
+    instances: list[Instance]
+    shards: Annotated[int, Meta(description="how many there are")]
+    unowned: Annotated[list[int], Meta(description="shards that nobody owns now: their timers wait")]
+
+
+class Point(Struct, rename="camel"):
+    """What the whole cluster did in one step of time."""
+
+    at: Annotated[Shown, Meta(description="when the step ended")]
+    fires_per_second: Annotated[float, Meta(description="attempts sent")]
+    lateness_p50_ms: Annotated[float, Meta(description="half of them were sent within this of being due")] | None
+    lateness_p99_ms: Annotated[float, Meta(description="all but one in a hundred were")] | None
+
+
+class Stretch(Struct, rename="camel"):
+    """How many pending timers fall due in a stretch of time."""
+
+    at: Annotated[Shown, Meta(description="when it begins")]
+    timers: int
+    more: Annotated[bool, Meta(description="that there are more: counting stopped there")]
+
+
+class Forecast(Struct, rename="camel"):
+    """What is going to fall due."""
+
+    hour: Annotated[list[Stretch], Meta(description="the next 60 minutes, one by one")]
+    day: Annotated[list[Stretch], Meta(description="the next 24 hours, one by one")]
+
+
+class DestinationFailures(Struct, rename="camel"):
+    """Failed timers that were meant for one destination."""
+
+    destination: Annotated[str, Meta(examples=["https://example.com:443"])]
+    timers: int
+    last_error: Annotated[str, Meta(description="of the latest of them")] | None
+    last_at: Annotated[Shown, Meta(description="when that failed")]
+
+
+class Failures(Struct, rename="camel"):
+    """Where timers fail."""
+
+    of: Annotated[int, Meta(description="how many of the latest failed timers were looked at")]
+    destinations: Annotated[list[DestinationFailures], Meta(description="at most 20, those with most failures first")]
+
+
+class Overview(Struct, rename="camel"):
+    """How the service is doing: what it did, what is ahead, what fails, and who does it."""
+
+    now: Shown
+    statuses: Annotated[dict[Status, int], Meta(description="how many timers there are of each status")]
+    since: Annotated[Shown, Meta(description="since when the instance that answers has been watching")]
+    step_seconds: Annotated[int, Meta(description="between two points of activity")]
+    activity: Annotated[list[Point], Meta(description="the latest hour, oldest first; gaps where the store was away")]
+    forecast: Forecast
+    overdue: Annotated[Count, Meta(description="pending timers whose time passed more than a second ago")]
+    failures: Failures
     instances: list[Instance]
     shards: Annotated[int, Meta(description="how many there are")]
     unowned: Annotated[list[int], Meta(description="shards that nobody owns now: their timers wait")]

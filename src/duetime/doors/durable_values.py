@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import astuple
 
+from duetime.activity import Point
 from duetime.doors import durable_schema as schema
 from duetime.doors import wire
 from duetime.doors.http import Request
@@ -27,9 +29,11 @@ from duetime.model import (
     NatsTarget,
     ResponseProtocol,
     RetryPolicy,
+    Status,
     Target,
     Timer,
 )
+from duetime.service import Counted
 from duetime.store import Filter, Instance, Place
 from duetime.timetext import format_duration, format_time, parse_duration, parse_time
 
@@ -109,8 +113,30 @@ def _policy(default: RetryPolicy, *given: Any) -> RetryPolicy:
     return checked_policy(CamelRetryPolicy(*given), "retryPolicy", default)
 
 
-def time_in(query: dict[str, str], name: str) -> int | None:
-    return None if name not in query else parse_time(query[name], name)
+def filter_in(query: dict[str, str]) -> Filter:
+    return Filter(
+        namespace=None if "namespace" not in query else wire.check_namespace(query["namespace"], "namespace"),
+        id=None if "id" not in query else wire.check_id(query["id"], "id"),
+        status=wire.choice(query, "status", Status, None),
+        correlation_id=query.get("correlationId"),
+        execute_after=_time_of(query.get("executeAfter"), "executeAfter"),
+        execute_before=_time_of(query.get("executeBefore"), "executeBefore"),
+    )
+
+
+def filter_of(asked: schema.CancelIn, status: Status) -> Filter:
+    return Filter(
+        namespace=None if asked.namespace is None else wire.check_namespace(asked.namespace, "namespace"),
+        id=None if asked.id is None else wire.check_id(asked.id, "id"),
+        status=status,
+        correlation_id=asked.correlation_id,
+        execute_after=_time_of(asked.execute_after, "executeAfter"),
+        execute_before=_time_of(asked.execute_before, "executeBefore"),
+    )
+
+
+def _time_of(text: str | None, field: str) -> int | None:
+    return None if text is None else parse_time(text, field)
 
 
 def place_of(cursor: str | None, filter: Filter) -> Place | None:
@@ -193,7 +219,7 @@ def shown_instance(instance: Instance) -> schema.Instance:
     )
 
 
-def shown_attempt(attempt: Attempt) -> schema.Attempt:
+def shown_attempt(timer: Timer, attempt: Attempt) -> schema.Attempt:
     return schema.Attempt(
         attempt.number,
         format_time(attempt.sent_at),
@@ -202,7 +228,30 @@ def shown_attempt(attempt: Attempt) -> schema.Attempt:
         attempt.status,
         attempt.error,
         attempt.answer,
+        timer.delivery_id_of(attempt.firing) if attempt.firing else None,
     )
+
+
+def shown_count(counted: Counted) -> schema.Count:
+    return schema.Count(counted.timers, counted.more)
+
+
+def shown_point(point: Point) -> schema.Point:
+    def rounded(ms: float | None) -> float | None:
+        return None if ms is None else round(ms, 1)
+
+    return schema.Point(
+        format_time(point.at),
+        round(point.fires_per_second, 2),
+        rounded(point.lateness_p50_ms),
+        rounded(point.lateness_p99_ms),
+    )
+
+
+def unowned_of(instances: Sequence[Instance], shards: int) -> list[int]:
+    """The shards that none of these owns."""
+    owned = {shard for instance in instances for shard in instance.shards}
+    return [shard for shard in range(shards) if shard not in owned]
 
 
 def cursor_of(place: Place | None) -> str | None:

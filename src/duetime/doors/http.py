@@ -11,7 +11,7 @@ import contextlib
 import hmac
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -28,6 +28,21 @@ JSON = (b"content-type", b"application/json")
 
 Header = tuple[bytes, bytes]
 Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+def guards(policy: str) -> tuple[Header, ...]:
+    """What tells browsers to do no more with an answer than its Content-Security-Policy says."""
+    return (
+        (b"content-security-policy", policy.encode()),
+        (b"x-content-type-options", b"nosniff"),
+        (b"referrer-policy", b"no-referrer"),
+    )
+
+
+GUARDS = guards("default-src 'none'; frame-ancestors 'none'")
+"""On everything that is not a page: nothing in it is to be run or shown by others."""
 
 
 class NotFound(DuetimeError):
@@ -42,8 +57,12 @@ class MethodNotAllowed(DuetimeError):
 
 
 class Unauthorized(DuetimeError):
-    def __init__(self) -> None:
-        super().__init__("unauthorized")
+    def __init__(self, message: str = "unauthorized") -> None:
+        super().__init__(message)
+
+
+class TooBusy(DuetimeError):
+    """As many are served at a time as can be."""
 
 
 class _Gone(Exception):
@@ -55,7 +74,7 @@ class Request:
 
     __slots__ = ("_receive", "_scope", "method", "parameters")
 
-    def __init__(self, scope: Message, receive: Callable[[], Awaitable[Message]]) -> None:
+    def __init__(self, scope: Message, receive: Receive) -> None:
         self._scope = scope
         self._receive = receive
         self.method: str = scope["method"]
@@ -104,12 +123,47 @@ class Request:
 
 
 class Response:
-    __slots__ = ("body", "headers", "status")
+    __slots__ = ("body", "guards", "headers", "status")
 
-    def __init__(self, status: int, body: bytes = b"", headers: Sequence[Header] = (JSON,)) -> None:
+    def __init__(
+        self,
+        status: int,
+        body: bytes = b"",
+        headers: Sequence[Header] = (JSON,),
+        guards: Sequence[Header] = GUARDS,
+    ) -> None:
         self.status = status
         self.body = body
         self.headers = headers
+        self.guards = guards
+
+
+class Stream(Response):
+    """An answer whose body comes piece by piece, until there are no more or the client leaves."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: AsyncGenerator[bytes, None], headers: Sequence[Header]) -> None:
+        super().__init__(200, headers=headers)
+        self.pieces = pieces
+
+    async def send(self, receive: Receive, send: Send) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(self._write(send))
+            tasks.create_task(_until_left(receive, writing))
+
+    async def _write(self, send: Send) -> None:
+        async with contextlib.aclosing(self.pieces) as pieces:
+            async for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body"})
+
+
+async def _until_left(receive: Receive, writing: asyncio.Task[None]) -> None:
+    """Stop the writing when the client has left, which also is what one is told after the end."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    writing.cancel()
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -125,21 +179,42 @@ class Door(Protocol):
         """The answer for an error that a handler raised, in the door's shape."""
 
 
-class Keys:
-    """Tells a caller with the API key from one without."""
+class Sessions(Protocol):
+    """Tells the cookie of somebody who has signed in from any other."""
 
-    def __init__(self, api_key: str | None) -> None:
+    def holds(self, request: Request) -> bool: ...
+
+
+class Keys:
+    """Tells a caller with the API key, or signed in with it, from one without."""
+
+    def __init__(self, api_key: str | None, sessions: Sessions | None = None) -> None:
         self._key = None if api_key is None else api_key.encode()
+        self._sessions = sessions
+
+    @property
+    def needed(self) -> bool:
+        return self._key is not None
+
+    def fits(self, given: bytes) -> bool:
+        return self._key is not None and hmac.compare_digest(given, self._key)
 
     def check(self, request: Request) -> None:
         if self._key is None:
             return
         given = request.header(b"x-api-key")
         if given is None:
-            scheme, _, token = (request.header(b"authorization") or b"").partition(b" ")
+            authorization = request.header(b"authorization")
+            if authorization is None and self._sessions is not None and self._sessions.holds(request):
+                return
+            scheme, _, token = (authorization or b"").partition(b" ")
             given = token.strip() if scheme.lower() == b"bearer" else b""
-        if not hmac.compare_digest(given, self._key):
+        if not self.fits(given):
             raise Unauthorized
+
+
+_STREAM = "duetime.stream"
+"""Marks the scope of a request that is answered by a stream."""
 
 
 class Application:
@@ -158,9 +233,7 @@ class Application:
                 else:
                     self._fixed[path] = (door, methods)
 
-    async def __call__(
-        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-    ) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
@@ -180,10 +253,16 @@ class Application:
                 log.exception("%s %s failed", request.method, scope["path"])
             elif response.status == 503:
                 log.warning("%s %s: %s", request.method, scope["path"], error)
-        headers = list(response.headers)
-        if response.status != 204:
+        headers = [*response.headers, *response.guards]
+        start = {"type": "http.response.start", "status": response.status, "headers": headers}
+        if isinstance(response, Stream) and request.method != "HEAD":
+            scope[_STREAM] = True
+            await send(start)
+            await response.send(receive, send)
+            return
+        if response.status not in (204, 304):
             headers.append((b"content-length", str(len(response.body)).encode()))
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send(start)
         await send({"type": "http.response.body", "body": response.body})
 
     def _find(self, scope: Message, request: Request) -> tuple[Door, dict[str, Handler]]:
@@ -251,9 +330,17 @@ def server(application: Application) -> uvicorn.Server:
         def send_400_response(self, msg: str) -> None:
             """What is not even HTTP gets an answer in the shape of the others."""
             response = application.fallback.refusal(InvalidInput("", "the request is not valid HTTP"))
-            head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(response.body)}"
-            self.transport.write(head.encode() + b"\r\nconnection: close\r\n\r\n" + response.body)
+            length = b"content-length", str(len(response.body)).encode()
+            headers = (*response.headers, *response.guards, length, (b"connection", b"close"))
+            head = b"\r\n".join((b"HTTP/1.1 400 Bad Request", *(b"%s: %s" % header for header in headers)))
+            self.transport.write(head + b"\r\n\r\n" + response.body)
             self.transport.close()
+
+        def shutdown(self) -> None:
+            """A stream that has not ended by now has a reader that does not read: nobody waits for it."""
+            if self.cycle is not None and not self.cycle.response_complete and _STREAM in self.cycle.scope:
+                self.transport.abort()
+            super().shutdown()
 
     config = uvicorn.Config(
         application,

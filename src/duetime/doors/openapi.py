@@ -44,6 +44,8 @@ _TAGS = {
     "timers": "One promise each: call this target, with this payload, at this time. A timer is reached by its path or, "
     "in the other style, by a request body that names it (create, get, update, delete).",
     "namespaces": "Scopes of ids, each with its own retention and signing secrets, that can be paused.",
+    "overview": "How the service is doing, for people who look.",
+    "cluster": "Who takes part.",
 }
 
 _ANSWERS = {200: "It is done.", 201: "It was made.", 204: "It is gone."}

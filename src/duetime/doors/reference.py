@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from duetime.doors.http import JSON, Handler, Header, Request, Response
+from duetime.doors.http import JSON, Handler, Request, Response, guards
 from duetime.doors.openapi import document
 from duetime.doors.operation import Operation
 
@@ -35,8 +35,8 @@ class ReferenceDoor:
         self, operations: Sequence[Operation], *, version: str, refusal: Callable[[Exception], Response]
     ) -> None:
         described = document(operations, version=version)
-        self._document = Response(200, msgspec.json.encode(described), (JSON, *_HEADERS))
-        self._page = Response(200, page(described).encode(), (*_PAGE_HEADERS, *_HEADERS))
+        self._document = Response(200, msgspec.json.encode(described), (JSON, _UNKEPT))
+        self._page = Response(200, page(described).encode(), (_HTML, _UNKEPT), guards(CSP))
         self.refusal = refusal
 
     def routes(self) -> dict[str, dict[str, Handler]]:
@@ -312,12 +312,5 @@ CSP = (
     f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
-_HEADERS: tuple[Header, ...] = (
-    (b"cache-control", b"no-cache"),
-    (b"x-content-type-options", b"nosniff"),
-)
-_PAGE_HEADERS: tuple[Header, ...] = (
-    (b"content-type", b"text/html; charset=utf-8"),
-    (b"content-security-policy", CSP.encode()),
-    (b"referrer-policy", b"no-referrer"),
-)
+_UNKEPT = (b"cache-control", b"no-cache")
+_HTML = (b"content-type", b"text/html; charset=utf-8")

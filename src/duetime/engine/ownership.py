@@ -119,7 +119,12 @@ class Ownership:
             self._next_wait_ms = min(self._next_wait_ms, standing.free_at - standing.now + TAKEOVER_WAIT_MS)
 
     async def _renew(self) -> Standing:
-        about = msgspec.structs.replace(self._about, clock_offset_ms=self.clock_offset_ms, serving=self._serving)
+        about = msgspec.structs.replace(
+            self._about,
+            clock_offset_ms=self.clock_offset_ms,
+            serving=self._serving,
+            fires=self._telemetry.fires(),
+        )
         sent, sent_at = self._clock.monotonic(), self._clock.now()
         standing = await self._store.renew(self.owner_id, self._lease_ms, about)
         self.clock_offset_ms = _offset_ms(sent_at, standing.now, self._clock.now())

@@ -7,8 +7,10 @@ the thousands of timers of a test.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -113,6 +115,14 @@ class MemoryStore:
     async def tally(self, namespace: str | None = None) -> dict[Status, int]:
         counts = Counter(t.status for t in self._timers.values() if namespace in (None, t.namespace))
         return {status: counts[status] for status in Status}
+
+    async def count(self, filter: Filter, most: int) -> int:
+        return min(most, sum(map(filter.matches, self._timers.values())))
+
+    async def forecast(self, bounds: Sequence[int], most: int) -> list[int]:
+        due = sorted(t.fire_at for t in self._timers.values() if t.status is Status.PENDING)
+        places = [bisect_left(due, bound) for bound in bounds]
+        return [min(most, end - start) for start, end in pairwise(places)]
 
     async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Standing:
         now = self._clock.now()

@@ -22,7 +22,7 @@ from duetime.stores import postgres_statements as sql
 from duetime.stores.gathering import Gathering
 from duetime.stores.orders import ORDERS
 from duetime.stores.postgres_hints import PostgresHints
-from duetime.stores.postgres_lists import find, page
+from duetime.stores.postgres_lists import FORECAST, count, find, page
 from duetime.stores.postgres_pool import Connection, PostgresPool, Refused
 from duetime.stores.postgres_rows import columns_of, encode, fixed, state, timer_of
 from duetime.stores.postgres_schema import MIGRATIONS, SCHEMA, slice_statements, slice_width_ms
@@ -163,7 +163,7 @@ class PostgresStore:
         return [timer_of(row) for row in await self._pool.read(statement, *arguments)]
 
     async def page(self, filter: Filter, limit: int, after: Place | None = None) -> Page:
-        statement, arguments = page(filter, limit, self._now(), after)
+        statement, arguments = page(filter, limit, self._now(), after, await self._names(filter))
         rows = await self._pool.read(statement, *arguments)
         timers = [timer_of(row) for row in rows[:limit]]
         if len(rows) <= limit:
@@ -178,6 +178,21 @@ class PostgresStore:
         )
         counts = {status: number for status, number in rows}
         return {status: counts.get(status.value, 0) for status in Status}
+
+    async def count(self, filter: Filter, most: int) -> int:
+        statement, arguments = count(filter, most, self._now(), await self._names(filter))
+        [(number,)] = await self._pool.read(statement, *arguments)
+        return int(number)
+
+    async def forecast(self, bounds: Sequence[int], most: int) -> list[int]:
+        rows = await self._pool.read(FORECAST, bounds[:-1], bounds[1:], most, self._now())
+        return [number for (number,) in rows]
+
+    async def _names(self, filter: Filter) -> list[str]:
+        """The namespaces in which the filter's id may be, if that is to be asked."""
+        if filter.id is None or filter.namespace is not None:
+            return []
+        return [namespace.name for namespace in await self.namespaces()]
 
     # What owners do.
 

@@ -21,8 +21,8 @@ from duetime.clock import Clock
 from duetime.errors import SettingsError, StoreError
 from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer, timer_uuid
 from duetime.store import UNNAMED, About, Begun, Filter, Hint, Instance, Page, Place, Query, Standing
+from duetime.stores import sqlite_lists as lists
 from duetime.stores.sqlite_file import SqliteFile
-from duetime.stores.sqlite_lists import find, page
 from duetime.stores.sqlite_rows import (
     STATE,
     Connection,
@@ -74,16 +74,22 @@ class SqliteStore:
         return await self._file.write(self._swap, (before, after))
 
     async def find(self, query: Query) -> list[Timer]:
-        return await self._file.read(lambda c: find(c, query))
+        return await self._file.read(lambda c: lists.find(c, query))
 
     async def page(self, filter: Filter, limit: int, after: Place | None = None) -> Page:
-        return await self._file.read(lambda c: page(c, filter, limit, after, [n.name for n in _namespaces(c)]))
+        return await self._file.read(lambda c: lists.page(c, filter, limit, after, [n.name for n in _namespaces(c)]))
 
     async def tally(self, namespace: str | None = None) -> dict[Status, int]:
         sql = "SELECT status, sum(timers) FROM tallies WHERE ?1 IS NULL OR namespace = ?1 GROUP BY status"
         rows: list[Any] = await self._file.read(lambda c: c.execute(sql, (namespace,)).fetchall())
         counts = dict(rows)
         return {status: counts.get(status.value, 0) for status in Status}
+
+    async def count(self, filter: Filter, most: int) -> int:
+        return await self._file.read(lambda c: lists.count(c, filter, most, [n.name for n in _namespaces(c)]))
+
+    async def forecast(self, bounds: Sequence[int], most: int) -> list[int]:
+        return await self._file.read(lambda c: lists.forecast(c, bounds, most))
 
     async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Standing:
         return await self._file.write(self._renew, (owner_id, lease_ms, about))

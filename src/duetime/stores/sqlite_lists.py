@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Any
 
-from duetime.model import Status, Timer
+import msgspec
+
+from duetime.model import Status, Timer, timer_uuid
 from duetime.store import Filter, Order, Page, Place, Query, Sort
 from duetime.stores.orders import FIRST, ORDERS
-from duetime.stores.sqlite_rows import Connection, select, select_with_seq
+from duetime.stores.sqlite_rows import Connection, encode, select, select_with_seq
+
+_counts_decoder = msgspec.json.Decoder(list[int])
 
 
 def find(connection: Connection, query: Query) -> list[Timer]:
@@ -30,14 +35,15 @@ def find(connection: Connection, query: Query) -> list[Timer]:
     return select(connection, page, bindings)
 
 
-def page(connection: Connection, filter: Filter, limit: int, after: Place | None, namespaces: Iterable[str]) -> Page:
+def page(connection: Connection, filter: Filter, limit: int, after: Place | None, namespaces: Collection[str]) -> Page:
     """A page of what the filter matches, in its order; ``namespaces`` are all there are."""
-    if filter.order is Order.FINISHED and filter.namespace is None:
-        # The index of final timers is by namespace: a page of all is merged from a page of each.
-        found = [row for name in namespaces for row in _page_rows(connection, filter, name, limit, after)]
+    found = [
+        row
+        for conditions in _conditions(filter, namespaces)
+        for row in _page_rows(connection, filter, conditions, limit, after)
+    ]
+    if _by_namespace(filter):
         found.sort(key=lambda row: (row[0].updated_at, row[1]), reverse=True)
-    else:
-        found = _page_rows(connection, filter, filter.namespace, limit, after)
     timers = [timer for timer, _ in found[:limit]]
     if len(found) <= limit:
         return Page(timers, None)
@@ -46,22 +52,59 @@ def page(connection: Connection, filter: Filter, limit: int, after: Place | None
     return Page(timers, Place(filter.order, seq if column == "seq" else getattr(last, column), seq))
 
 
-def _page_rows(
-    connection: Connection, filter: Filter, namespace: str | None, limit: int, after: Place | None
-) -> list[tuple[Timer, int]]:
-    """One timer more than the page has room for, each with its rowid."""
-    column, beyond, way = ORDERS[filter.order]
-    value, seq = (after.value, after.mark) if after is not None else FIRST[beyond]
-    conditions = [f"({column}, seq) {beyond} (:value, :seq)" if column != "seq" else "seq < :seq"]
-    bindings: dict[str, Any] = {"value": value, "seq": seq, "limit": limit + 1}
-    # A plus keeps SQLite from going by the namespace where the order is another index's: it would have to sort it all.
+def count(connection: Connection, filter: Filter, most: int, namespaces: Collection[str]) -> int:
+    """How many timers the filter matches, at most ``most``: along the same index as its page."""
+    column, _, way = ORDERS[filter.order]
+    found = 0
+    for where, bindings in _conditions(filter, namespaces):
+        source = f"SELECT 1 FROM timers WHERE {where} ORDER BY {_plus(filter)}{column} {way} LIMIT :left"
+        found += connection.execute(f"SELECT count(*) FROM ({source})", {**bindings, "left": most - found}).get
+    return found
+
+
+def forecast(connection: Connection, bounds: Sequence[int], most: int) -> list[int]:
+    """How many pending timers are due from each bound up to the next, each at most ``most``, in one statement."""
+    due = "fire_at >= json_extract(value, '$[0]') AND fire_at < json_extract(value, '$[1]')"
+    counted = f"SELECT count(*) FROM (SELECT 1 FROM timers WHERE status = 'pending' AND {due} LIMIT :most)"
+    found = connection.execute(
+        f"SELECT json_group_array(({counted})) FROM json_each(:spans)",
+        {"spans": encode(list(pairwise(bounds))).decode(), "most": most},
+    ).get
+    return _counts_decoder.decode(found)
+
+
+Conditions = tuple[str, dict[str, Any]]
+
+
+def _by_namespace(filter: Filter) -> bool:
+    """Whether what is asked of all namespaces is asked of each: the index of final timers is by namespace."""
+    return filter.order is Order.FINISHED and filter.namespace is None
+
+
+def _plus(filter: Filter) -> str:
+    """Before a column, it keeps SQLite from going by it: an id is looked up by its keys, whatever else is asked."""
+    return "" if filter.id is None else "+"
+
+
+def _conditions(filter: Filter, namespaces: Collection[str]) -> list[Conditions]:
+    """The conditions of what the filter matches, with their bindings; several where the index wants them so."""
+    if _by_namespace(filter):
+        return [_condition(filter, name, ()) for name in namespaces]
+    return [_condition(filter, filter.namespace, namespaces)]
+
+
+def _condition(filter: Filter, namespace: str | None, namespaces: Collection[str]) -> Conditions:
+    conditions: list[str] = []
+    bindings: dict[str, Any] = {}
+    plus = _plus(filter)
+    # Nor is the namespace gone by where the order is another index's: it would all have to be sorted.
     by_namespace = filter.order is Order.FINISHED or (filter.order is Order.NEWEST and filter.correlation_id is None)
     for name, asked, condition in (
-        ("namespace", namespace, "namespace = :namespace" if by_namespace else "+namespace = :namespace"),
+        ("namespace", namespace, f"{plus if by_namespace else '+'}namespace = :namespace"),
         ("status", filter.status, "status = :status"),
-        ("correlation_id", filter.correlation_id, "correlation_id = :correlation_id"),
-        ("after", filter.execute_after, "execute_at >= :after"),
-        ("before", filter.execute_before, "execute_at < :before"),
+        ("correlation_id", filter.correlation_id, f"{plus}correlation_id = :correlation_id"),
+        ("after", filter.execute_after, f"{plus}execute_at >= :after"),
+        ("before", filter.execute_before, f"{plus}execute_at < :before"),
     ):
         if asked is not None:
             conditions.append(condition)
@@ -70,6 +113,22 @@ def _page_rows(
         conditions.append(f"status = '{filter.status}'")  # spelled out, or the partial index would not be seen to fit
     elif filter.order is Order.FINISHED:
         conditions.append("status NOT IN ('pending', 'executing')")
-    where = " AND ".join(conditions)
-    source = f"(SELECT * FROM timers WHERE {where} ORDER BY {column} {way}, seq {way} LIMIT :limit)"
-    return select_with_seq(connection, source, bindings)
+    if filter.id is not None:
+        names = namespaces if namespace is None else (namespace,)
+        bindings["uuids"] = encode([timer_uuid(name, filter.id).hex() for name in names]).decode()
+        conditions.append("uuid IN (SELECT unhex(value) FROM json_each(:uuids))")
+    return " AND ".join(conditions) or "true", bindings
+
+
+def _page_rows(
+    connection: Connection, filter: Filter, conditions: Conditions, limit: int, after: Place | None
+) -> list[tuple[Timer, int]]:
+    """One timer more than the page has room for, each with its rowid."""
+    column, beyond, way = ORDERS[filter.order]
+    value, seq = (after.value, after.mark) if after is not None else FIRST[beyond]
+    where, bindings = conditions
+    behind, order = f"({column}, seq) {beyond} (:value, :seq)", f"{column} {way}, seq {way}"
+    if column == "seq":
+        behind, order = f"{_plus(filter)}seq < :seq", f"{_plus(filter)}seq {way}"
+    source = f"(SELECT * FROM timers WHERE {behind} AND {where} ORDER BY {order} LIMIT :limit)"
+    return select_with_seq(connection, source, {**bindings, "value": value, "seq": seq, "limit": limit + 1})

@@ -1,0 +1,88 @@
+// What is filtered as a file: pages through the API, up to a bound, and can be stopped.
+
+import * as api from "./api.js";
+import { button, dialog, el, number, say } from "./dom.js";
+
+export const ROWS_MAX = 100_000;
+const PAGE = 1_000;
+const COLUMNS = [
+  "namespace",
+  "id",
+  "status",
+  "executeAt",
+  "fireAt",
+  "executedAt",
+  "callbackUrl",
+  "callbackSubject",
+  "correlationId",
+  "attempts",
+  "lastError",
+  "payload",
+  "metadata",
+  "createdAt",
+  "updatedAt",
+];
+
+// A cell that begins like a formula would be one in a spreadsheet: a quote in front keeps it text.
+export function cell(value) {
+  let text =
+    value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
+  if (/^[=+\-@\t\r]/.test(text)) text = `'${text}`;
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+const csv = (timers) => timers.map((timer) => `${COLUMNS.map((name) => cell(timer[name])).join(",")}\r\n`).join("");
+
+function save(parts, type, name) {
+  const link = el("a", { href: URL.createObjectURL(new Blob(parts, { type })), download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+export async function exportTimers(filters, kind) {
+  const count = await api.get(`/timers/count?${api.query(filters)}`);
+  if (!count.timers) return say("There is nothing to export.");
+  const total = Math.min(count.timers, ROWS_MAX);
+  const bar = el("progress", { max: count.more ? null : String(total), "aria-label": "Exported so far" });
+  if (!count.more) bar.value = 0;
+  const line = el("p", { "aria-live": "off" }, "Starting …");
+  const stop = new AbortController();
+  const shown = dialog(`Export as ${kind.toUpperCase()}`, [bar, line], [], { cancel: "Stop" });
+  shown.then(() => stop.abort());
+  const parts = kind === "csv" ? [`${COLUMNS.join(",")}\r\n`] : ["[\n"];
+  let rows = 0;
+  try {
+    let cursor = null;
+    do {
+      const page = await api.getExact(`/timers?${api.query({ ...filters, limit: PAGE, cursor })}`, stop.signal);
+      const timers = page.timers.slice(0, ROWS_MAX - rows);
+      if (timers.length)
+        parts.push(
+          kind === "csv"
+            ? csv(timers)
+            : `${rows ? ",\n" : ""}${timers.map((timer) => JSON.stringify(timer)).join(",\n")}`,
+        );
+      rows += timers.length;
+      cursor = page.nextCursor;
+      if (!count.more) bar.value = rows;
+      line.textContent = `${number(rows)} of ${number(total)}${count.more ? " or more" : ""}`;
+    } while (cursor && rows < ROWS_MAX);
+  } catch (error) {
+    if (error.name === "AbortError") return say("The export was stopped: no file was made.");
+    shown.close();
+    return say(error.message, "bad");
+  }
+  shown.close();
+  if (kind === "json") parts.push("\n]\n");
+  save(parts, kind === "csv" ? "text/csv;charset=utf-8" : "application/json", `timers.${kind}`);
+  return say(
+    `Exported ${number(rows)} timers${rows === ROWS_MAX ? `: the first ${number(ROWS_MAX)}, which is the most at once` : ""}.`,
+  );
+}
+
+export const exportButtons = (filters) => [
+  button("Export CSV", () => exportTimers(filters(), "csv")),
+  button("Export JSON", () => exportTimers(filters(), "json")),
+];

@@ -1,0 +1,134 @@
+// A timer's life in words: what happened when, and why it was late if it was.
+
+import { durationMs, now, precise, relative, span } from "./time.js";
+
+const at = (text) => Date.parse(text);
+const LATE_MS = 1_000;
+
+// Attempts by firing, oldest first.
+function firings(attempts) {
+  const found = [];
+  for (const attempt of attempts) {
+    const last = found.at(-1);
+    const same =
+      last && (attempt.deliveryId ? last[0].deliveryId === attempt.deliveryId : attempt.attempt > last.at(-1).attempt);
+    if (same) last.push(attempt);
+    else found.push([attempt]);
+  }
+  return found;
+}
+
+// When the first attempt of the latest firing was due, and whether somebody asked for it by a replay.
+function dueOf(timer, all) {
+  const latest = all.at(-1);
+  const before = all.at(-2)?.at(-1);
+  const replayed = Boolean(before) && at(timer.executeAt) <= at(before.sentAt);
+  if (!replayed) return { due: at(timer.executeAt), replayed };
+  return { due: latest.length === 1 ? at(timer.fireAt) : null, replayed };
+}
+
+function outcomeOf({ outcome, status, error }) {
+  if (outcome === "answered") return error ? `answered ${status ?? ""}: ${error}` : `answered ${status ?? "yes"}`;
+  return `${{ unreachable: "not reached", timed_out: "no answer in time", refused: "not sent", away: "not connected" }[outcome] ?? outcome}${error ? `: ${error}` : ""}`;
+}
+
+// Why the firing was as late as it was.
+export function lateness(timer, attempts) {
+  const all = firings(attempts);
+  const latest = all.at(-1);
+  if (!latest || (timer.status === "pending" && !timer.attempts)) return null;
+  const { due, replayed } = dueOf(timer, all);
+  const [firstTry] = latest;
+  if (firstTry.attempt !== 1 || due === null) return null;
+  const late = Math.max(0, at(firstTry.sentAt) - due);
+  const after = `after it was ${replayed ? "replayed" : "due"}`;
+  if (late < LATE_MS) return `Fired ${span(late)} ${after}.`;
+  const deferred = !replayed && latest.length === 1 && at(timer.fireAt) > due;
+  const reason = deferred
+    ? "its destination could not take it before then (too many calls at once, or it kept failing), so it was put off"
+    : at(timer.createdAt) > due
+      ? "it was made after its time"
+      : "nobody began it sooner: the service was stopped, its namespace was paused, or it had more to do than it could";
+  return `Fired ${span(late)} late: attempt 1 began at ${precise(firstTry.sentAt)}; ${reason}.`;
+}
+
+// The steps of its life: [{ at, what, detail?, attempt?, kind }].
+export function story(timer, attempts) {
+  const steps = [{ at: timer.createdAt, what: "Created", kind: "note" }];
+  const all = firings(attempts);
+  const missing = all.length ? all[0][0].attempt - 1 : 0;
+  if (missing > 0)
+    steps.push({
+      at: null,
+      what: `${missing} earlier ${missing === 1 ? "attempt is" : "attempts are"} no longer kept`,
+      kind: "note",
+    });
+  all.forEach((firing, n) => {
+    const latest = n === all.length - 1;
+    const { due, replayed } = latest ? dueOf(timer, all) : {};
+    if (latest && !replayed && timer.attempts) steps.push({ at: timer.executeAt, what: "Due", kind: "note" });
+    if (latest && replayed) steps.push({ at: due === null ? null : timer.fireAt, what: "Replayed", kind: "note" });
+    firing.forEach((attempt, i) => {
+      const took = durationMs(attempt.duration) ?? 0;
+      const ok = attempt.outcome === "answered" && !attempt.error;
+      steps.push({
+        at: attempt.sentAt,
+        what: `Attempt ${attempt.attempt}`,
+        detail: `${outcomeOf(attempt)} · took ${span(took)}`,
+        answer: attempt.answer,
+        deliveryId: attempt.deliveryId,
+        kind: ok ? "good" : "bad",
+      });
+      if (ok && i === firing.length - 1 && !latest)
+        steps.push({
+          at: null,
+          what: "Then due again",
+          detail: "by its answer, a change or a replay: a new firing with a new delivery id",
+          kind: "note",
+        });
+    });
+  });
+  const ended = at(timer.executedAt ?? timer.updatedAt);
+  if (timer.status === "pending") {
+    const retry = timer.attempts > 0;
+    const rescheduled = !retry && all.length > 0;
+    const late = at(timer.fireAt) < now();
+    const what = retry ? `Attempt ${timer.attempts + 1} is due` : rescheduled ? "Due again" : "Due";
+    steps.push({ at: timer.fireAt, what, detail: relative(timer.fireAt), kind: late ? "warn" : "next", live: true });
+  }
+  if (timer.status === "executing")
+    steps.push({ at: timer.updatedAt, what: `Attempt ${timer.attempts} is under way`, kind: "next" });
+  if (timer.status === "completed")
+    steps.push({ at: timer.executedAt, what: "Completed", detail: lateness(timer, attempts), kind: "good" });
+  if (timer.status === "failed") {
+    steps.push({
+      at: timer.executedAt,
+      what: "Failed",
+      detail: `${timer.attempts > timer.retryPolicy.maxRetries ? "No retries were left" : "It was not tried again"}. ${lateness(timer, attempts) ?? ""}`,
+      kind: "bad",
+    });
+  }
+  if (timer.status === "canceled") steps.push({ at: new Date(ended).toISOString(), what: "Canceled", kind: "note" });
+  return steps;
+}
+
+// One sentence that says how it stands.
+export function standing(timer, attempts) {
+  const late = lateness(timer, attempts) ?? "";
+  switch (timer.status) {
+    case "pending":
+      if (timer.attempts)
+        return `Attempt ${timer.attempts} failed (${timer.lastError ?? "no reason kept"}); the next one is due ${relative(timer.fireAt)}.`;
+      return at(timer.fireAt) < now() - LATE_MS
+        ? `Was due ${relative(timer.fireAt)} and has not begun yet.`
+        : `Due ${relative(timer.fireAt)}.`;
+    case "executing":
+      return `Attempt ${timer.attempts} is under way. ${late}`;
+    case "completed":
+      return late || "Completed.";
+    case "failed":
+      return `Failed: ${timer.lastError ?? "no reason kept"}. ${late}`;
+    default:
+      return "Canceled: it will not fire unless it is replayed.";
+  }
+}

@@ -1,0 +1,109 @@
+"""The files of the web page: all are served as they are, to anyone, and nothing else is."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import duetime
+from duetime.doors.web import FOLDER, TYPES, WebDoor
+from tests.doors.durable import failure
+from tests.servers import KEY, Duetime
+
+FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file())
+PLAIN = "default-src 'none'; frame-ancestors 'none'"
+PAGE = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+
+
+def get(service: Duetime, path: str, **headers: str) -> tuple[int, dict[str, str], object]:
+    answer = service.request("GET", path, headers={n.replace("_", "-"): value for n, value in headers.items()})
+    return answer.status, answer.headers, answer.body
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file(service: Duetime, name: str) -> None:
+    content = (FOLDER / name).read_bytes()
+    answer = service.request("GET", f"/ui/{name}", headers={})
+    assert answer.status == 200 and int(answer.headers["content-length"]) == len(content)
+    assert answer.headers["content-type"] == TYPES.get(Path(name).suffix, "text/plain; charset=utf-8")
+    assert answer.headers["content-security-policy"] == (PAGE if name.endswith(".html") else PLAIN)
+    assert answer.headers["cache-control"] == "no-cache"
+
+
+def test_the_page_is_at_the_root(service: Duetime) -> None:
+    status, headers, body = get(service, "/")
+    assert status == 200 and body == (FOLDER / "index.html").read_bytes()
+    assert headers["content-type"] == "text/html; charset=utf-8" and headers["content-security-policy"] == PAGE
+    assert service.request("HEAD", "/", headers={}).headers["content-length"] == headers["content-length"]
+    answer = service.request("POST", "/", headers={})
+    failure(answer, 405, "METHOD_NOT_ALLOWED")
+
+
+def test_what_a_browser_has_is_not_sent_again(service: Duetime) -> None:
+    etag = get(service, "/")[1]["etag"]
+    for known in (etag, f'"other", W/{etag}'):
+        status, headers, body = get(service, "/", If_None_Match=known)
+        assert (status, body, headers["etag"]) == (304, b"", etag)
+        assert "content-length" not in headers and headers["content-security-policy"] == PAGE
+    assert get(service, "/", If_None_Match='"other"')[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/ui", "/ui/", "/ui/nothing.js", "/ui/../web.py", "/ui/%2e%2e/web.py", "/ui//index.html"]
+)
+def test_nothing_else(service: Duetime, path: str) -> None:
+    assert get(service, path)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(
+            ("GET", path)
+            for path in ("/", "/docs", "/api/v1/openapi.json", "/session", "/health", "/livez", "/metrics")
+        ),
+        *(("GET", path) for path in ("/timers", "/timers/x", "/nothing", "/api/nothing", "/api/v1/timers", "/clock")),
+        *(("GET", path) for path in ("/api/v1/overview", "/api/v1/timers/count", "/api/v1/timers?limit=x")),
+        *(("POST", path) for path in ("/timers", "/api/v1/timers", "/session", "/", "/api/v1/timers/replay")),
+        *(("DELETE", path) for path in ("/session", "/timers", "/api/v1/timers/default/x")),
+    ],
+)
+@pytest.mark.parametrize("headers", [{}, {"X-API-Key": KEY}], ids=["without the key", "with it"])
+def test_every_answer_tells_browsers_to_do_nothing_with_it(
+    service: Duetime, method: str, path: str, headers: dict[str, str]
+) -> None:
+    answer = service.request(method, path, body=b"{}", headers=headers)
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'") and "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy and "*" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+def test_what_is_not_http_is_told_so_too(service: Duetime) -> None:
+    head = service.raw(b"nonsense\r\n\r\n").lower()
+    assert b"nosniff" in head and b"content-security-policy: default-src 'none'" in head
+
+
+def test_files_are_read_once(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<!doctype html>")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below/a.js").write_text("1")
+    (tmp_path / ".hidden").write_text("2")
+    door = WebDoor(refusal=lambda error: pytest.fail(str(error)), folder=tmp_path)
+    (tmp_path / "later.js").write_text("3")
+    assert set(door.routes()) == {"/", "/ui/index.html", "/ui/below/a.js"}
+    assert set(WebDoor(refusal=door.refusal, folder=tmp_path / "below").routes()) == {"/ui/a.js"}
+
+
+def test_the_package_has_them_all() -> None:
+    root = Path(duetime.__file__).parent
+    settings = tomllib.loads((root.parents[1] / "pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["duetime"]
+    packed = {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}
+    assert FILES and {FOLDER / name for name in FILES} <= packed

@@ -1,0 +1,65 @@
+"""The namespaces: made, paused, kept, signed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from playwright.sync_api import expect
+
+from tests.servers import Duetime
+from tests.web.browser import Watched
+
+
+def test_a_namespace_is_made_and_changed(open_page: Callable[..., Watched], service: Duetime) -> None:
+    def there() -> dict[str, Any]:
+        namespace: dict[str, Any] = service.request("GET", "/api/v1/namespaces/billing").body
+        return namespace
+
+    page = open_page("#/namespaces", permissions=["clipboard-read", "clipboard-write"]).page
+    page.get_by_role("button", name="New namespace").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("not a name")
+    expect(dialog).to_contain_text("Must be a namespace")
+    dialog.get_by_label("Name").fill("billing")
+    dialog.get_by_label("Retention").fill("30d")
+    dialog.get_by_label("Shards").fill("100000")
+    dialog.get_by_role("button", name="Create").click()
+    expect(dialog).to_contain_text("must be at most")  # only the service knows how many there are
+    dialog.get_by_label("Shards").fill("4")
+    dialog.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("heading", name="billing")).to_be_visible()
+    assert (there()["retention"], there()["shards"]) == ("30d", 4)
+
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator(".verdict")).to_contain_text("paused")
+    assert there()["paused"]
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator(".verdict")).to_contain_text("running")
+    assert not there()["paused"]
+
+    page.get_by_label("Retention").fill("sometimes")
+    expect(page.get_by_text("Must be how long finished timers are kept")).to_be_visible()
+    page.get_by_label("Retention").fill("7d")
+    page.get_by_role("button", name="Save the retention").click()
+    expect(page.get_by_role("definition").filter(has_text="7d")).to_be_visible()
+    assert there()["retention"] == "7d"
+
+    page.get_by_role("button", name="New secret").click()
+    shown = dialog.get_by_role("region", name="The secret").inner_text()
+    assert shown.startswith("whsec_")
+    dialog.get_by_role("button", name="Copy the secret").click()
+    assert page.evaluate("navigator.clipboard.readText()") == shown
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_have_count(0)
+    assert shown not in page.content()
+    [secret] = there()["secrets"]
+    page.get_by_role("button", name=f"Delete secret {secret['id']}").click()
+    page.get_by_role("button", name="Delete it").click()
+    expect(page.get_by_text("Callbacks are not signed.")).to_be_visible()
+    assert there()["secrets"] == []
+
+    page.get_by_role("link", name="Its timers").click()
+    expect(page.get_by_label("Namespace")).to_have_value("billing")
+    page.goto(f"{page.url.split('#')[0]}#/namespaces/nobody")
+    expect(page.get_by_role("heading", name="No such namespace")).to_be_visible()
