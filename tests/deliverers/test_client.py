@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetime.deliverers import client as module
-from duetime.deliverers.client import Answer, HttpClient, Unreachable
+from duetime.deliverers.client import CONNECTS_PER_ROUND, Answer, HttpClient, Unreachable
 from duetime.deliverers.egress import Url, parse_url
 
 REQUEST = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi"
@@ -627,7 +628,7 @@ def test_a_request_canceled_just_after_its_answer_came_leaves_the_connection_to_
                 await asyncio.sleep(0)
             # The answer is here and the first request has not been told yet.
             assert not first.done()
-            connection = client._take(("127.0.0.1", peer.port, None))
+            connection = client._take([("127.0.0.1", peer.port, None)])
             assert connection is not None
             waiter = connection.send(REQUEST)
             first.cancel()
@@ -877,5 +878,59 @@ def test_a_handshake_that_hangs_is_cut_off_and_closed(run: Callable[..., Any], P
                 async with asyncio.timeout(0.05):
                     await client.request(url_of(peer, "https"), [peer.host], REQUEST)
         await client.close()
+
+    run(main())
+
+
+# Many at once.
+
+
+def test_hundreds_at_once_all_get_a_connection_of_their_own_when_nobody_answers(
+    run: Callable[..., Any], Peer: Any
+) -> None:
+    asked = 10 * CONNECTS_PER_ROUND
+
+    async def main() -> None:
+        client, all_here = HttpClient(), asyncio.Event()
+        waiting = 0
+
+        async def script(line: Any) -> None:
+            nonlocal waiting
+            with contextlib.suppress(ConnectionError):  # of a request that was given up
+                await line.request()
+                waiting += 1
+                await all_here.wait()
+                await line.send(OK)
+                await line.closed()
+
+        async with Peer(script, last_forever=True) as peer:
+            requests = [asyncio.create_task(post(client, peer)) for _ in range(asked)]
+            await asyncio.sleep(0)
+            for given_up in requests[1::3]:  # one that does not wait for its turn any more is in nobody's way
+                given_up.cancel()
+            left = [request for request in requests if not request.cancelling()]
+            await until(lambda: waiting == len(left))
+            all_here.set()
+            assert {answer.status for answer in await asyncio.gather(*left)} == {200}
+            assert len(left) <= peer.accepted < asked
+            await client.close()
+
+    run(main())
+
+
+def test_hundreds_at_once_share_connections_when_answers_come_soon(run: Callable[..., Any], Peer: Any) -> None:
+    asked = 40 * CONNECTS_PER_ROUND
+
+    async def script(line: Any) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await line.answer(OK)
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script, last_forever=True) as peer:
+            await asyncio.gather(*(post(client, peer) for _ in range(asked)))
+            assert peer.accepted < asked
+            await client.close()
 
     run(main())

@@ -21,6 +21,7 @@ import ipaddress
 import os
 import socket
 import ssl
+from collections import deque
 from typing import cast
 
 import httptools
@@ -37,6 +38,7 @@ IDLE_MAX = 1024
 IDLE_PER_ADDRESS_MAX = 512
 CONNECT_SECONDS_MAX = 5.0  # when there is another address to try; the last one has all the time that is left
 CLOSE_SECONDS_MAX = 1.0
+CONNECTS_PER_ROUND = 8
 
 Key = tuple[str, int, str | None]
 """What makes two connections the same: the address, the port, and the name its certificate was checked for."""
@@ -70,33 +72,23 @@ class HttpClient:
         self._connections: set[_Connection] = set()
         self._sweep_handle: asyncio.TimerHandle | None = None
         self._unwritten: list[tuple[asyncio.Transport, bytes]] = []
+        self._begun = 0  # connections, in this round of the event loop
+        self._turns: deque[asyncio.Future[None]] = deque()
         self._closed = False
         self._emptied: asyncio.Future[None] | None = None
 
     async def request(self, url: Url, addresses: list[str], head_and_body: bytes) -> Answer:
         """Send one request to the first address that can be reached and return the answer, or raise Unreachable."""
         name = url.server_name if url.tls else None
-        port = url.port
-        result: Answer | Unreachable | _Stale = _STALE
-        for address in addresses:
-            connection = self._take((address, port, name))
-            if connection is not None:
-                waiter = connection.send(head_and_body)
-                try:
-                    result = await waiter
-                except BaseException:
-                    connection.abandon(waiter)
-                    raise
-                break
+        keys = [(address, url.port, name) for address in addresses]
+        connection = self._take(keys)
+        if connection is None:
+            await self._turn()
+            connection = self._take(keys)  # one that was in use may have come free meanwhile
+        result = _STALE if connection is None else await _exchange(connection, head_and_body)
         if result is _STALE:
             # There was none, or it was closed already. Others that are kept may be as stale: only a new one will do.
-            connection = await self._connect(url, addresses, name)
-            waiter = connection.send(head_and_body)
-            try:
-                result = await waiter
-            except BaseException:
-                connection.abandon(waiter)
-                raise
+            result = await _exchange(await self._connect(url, addresses, name), head_and_body)
         if isinstance(result, Answer):
             return result
         assert isinstance(result, Unreachable)
@@ -153,16 +145,41 @@ class HttpClient:
             raise Unreachable(connection.problem)
         return connection
 
-    def _take(self, key: Key) -> _Connection | None:
+    def _take(self, keys: list[Key]) -> _Connection | None:
         """The newest idle connection that is still good, out of the pool."""
-        idle = self._idle_at.get(key)
-        while idle:
-            connection, _ = idle.popitem()
-            del self._idle[connection]
-            if connection.usable(self._idle_seconds):
-                return connection
-            connection.drop("idle")
+        for key in keys:
+            idle = self._idle_at.get(key)
+            while idle:
+                connection, _ = idle.popitem()
+                del self._idle[connection]
+                if connection.usable(self._idle_seconds):
+                    return connection
+                connection.drop("idle")
         return None
+
+    async def _turn(self) -> None:
+        """Wait for a place among the few connections that are begun in one round of the event loop.
+
+        Of hundreds begun at once, none would carry a byte before the last is begun; and with the first answers there
+        are connections to use again."""
+        loop = asyncio.get_running_loop()
+        if not self._begun:
+            loop.call_soon(self._next_round)
+        self._begun += 1
+        if self._begun > CONNECTS_PER_ROUND:
+            turn = loop.create_future()
+            self._turns.append(turn)
+            await turn
+
+    def _next_round(self) -> None:
+        self._begun = 0
+        while self._turns and self._begun < CONNECTS_PER_ROUND:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self._begun += 1
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._next_round)
 
     def park(self, connection: _Connection) -> None:
         """Keep a connection for the next request to the same place."""
@@ -481,6 +498,15 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._headers_complete:
             self._complete = True
+
+
+async def _exchange(connection: _Connection, message: bytes) -> Answer | Unreachable | _Stale:
+    waiter = connection.send(message)
+    try:
+        return await waiter
+    except BaseException:
+        connection.abandon(waiter)
+        raise
 
 
 _HEAD_TOO_LARGE = f"malformed answer: more than {HEAD_BYTES_MAX // 1024} KiB of headers"
