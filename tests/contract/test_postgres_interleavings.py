@@ -234,6 +234,20 @@ async def begun_while_a_claim_is_under_way(cast: Cast) -> None:
     assert await begin == []
 
 
+async def left_while_a_renewal_is_under_way(cast: Cast) -> None:
+    """Alice was stopped in the middle of a renewal, which the server goes on with."""
+    await cast.owners[ALICE].renew(ALICE, LEASE_MS)
+    await cast.owners[ALICE].claim(ALICE, SHARDS, LEASE_MS)
+    async with cast.locked("SELECT FROM shards WHERE shard = $1 FOR UPDATE"):
+        renew = asyncio.ensure_future(cast.owners[ALICE].renew(ALICE, LEASE_MS))
+        await cast.audit.waiting(1)
+        leave = asyncio.ensure_future(cast.owners[ALICE].leave(ALICE))
+        await cast.audit.waiting(2)
+    await renew
+    await leave
+    assert await cast.clients.cluster() == []
+
+
 async def failed_over_with_loss(cast: Cast) -> None:
     """A replica that had not heard of Alice's claim has taken over and given the same version to Bob."""
     await with_timers(cast.clients, timer("a"), timer("b"))
@@ -278,6 +292,7 @@ STORIES: list[Story] = [
     claimed_while_a_begin_is_under_way,
     claimed_while_a_record_is_under_way,
     begun_while_a_claim_is_under_way,
+    left_while_a_renewal_is_under_way,
     failed_over_with_loss,
     put_while_the_same_timer_becomes_final,
     put_while_the_same_timer_is_replayed,

@@ -4,7 +4,8 @@ The fence is the share lock. ``SELECT … FOR SHARE`` on the shards' rows, in a 
 under way, judges owner and version by what it left, and keeps the next claim out until this statement is committed. A
 condition without the lock, or with a weaker one, reads the owner of a moment ago and lets a stale one write.
 
-Shards are locked in their order, then timers, counts last. Two statements that change several timers have no timer in
+Shards are locked in their order, then instances and timers, counts last; where two CTEs would be run in either order, one
+asks the other how many there are. Two statements that change several timers have no timer in
 common, since each is of one owner's shards. So no two wait for each other in a circle.
 """
 
@@ -217,8 +218,13 @@ RECORD = f"""
 # $1: owner, $2: lease, $3: now, $4: whether it is serving, $5: about. Returns one row.
 RENEW = f"""
     WITH clock AS MATERIALIZED (SELECT {now("$3")} AS now),
+    mine AS MATERIALIZED (SELECT shard FROM shards WHERE owner_id = $1 ORDER BY shard FOR NO KEY UPDATE),
+    renewed AS (
+        UPDATE shards SET lease_until = (SELECT now FROM clock) + $2 FROM mine WHERE shards.shard = mine.shard
+        RETURNING shards.shard, version
+    ),
     alive AS (
-        INSERT INTO instances SELECT $1, now + $2, $4, $5 FROM clock
+        INSERT INTO instances SELECT $1, now + $2, $4, $5 FROM clock WHERE (SELECT count(*) FROM renewed) >= 0
         ON CONFLICT (owner_id) DO UPDATE
         SET alive_until = excluded.alive_until, serving = excluded.serving, about = excluded.about
         RETURNING owner_id
@@ -228,12 +234,7 @@ RENEW = f"""
         WHERE alive_until <= (SELECT now FROM clock) AND owner_id <> (SELECT owner_id FROM alive)
         FOR UPDATE SKIP LOCKED
     ),
-    gone AS (DELETE FROM instances USING dead WHERE instances.owner_id = dead.owner_id),
-    mine AS MATERIALIZED (SELECT shard FROM shards WHERE owner_id = $1 ORDER BY shard FOR NO KEY UPDATE),
-    renewed AS (
-        UPDATE shards SET lease_until = (SELECT now FROM clock) + $2 FROM mine WHERE shards.shard = mine.shard
-        RETURNING shards.shard, version
-    )
+    gone AS (DELETE FROM instances USING dead WHERE instances.owner_id = dead.owner_id)
     SELECT now,
         (SELECT array_agg(shard) FROM renewed) AS shards,
         (SELECT array_agg(version) FROM renewed) AS versions,
@@ -267,8 +268,10 @@ RELEASE = """
 # $1: owner.
 LEAVE = """
     WITH mine AS MATERIALIZED (SELECT shard FROM shards WHERE owner_id = $1 ORDER BY shard FOR NO KEY UPDATE),
-    freed AS (UPDATE shards SET owner_id = NULL, lease_until = 0 FROM mine WHERE shards.shard = mine.shard)
-    DELETE FROM instances WHERE owner_id = $1
+    freed AS (
+        UPDATE shards SET owner_id = NULL, lease_until = 0 FROM mine WHERE shards.shard = mine.shard RETURNING 1
+    )
+    DELETE FROM instances WHERE owner_id = $1 AND (SELECT count(*) FROM freed) >= 0
 """
 
 # $1: now.
