@@ -1,5 +1,6 @@
-"""Measures throughput and lateness of a real ``duetime serve`` beside raw ceilings: ``python -m bench``.
+"""Measures a real ``duetime serve`` beside raw ceilings and its peers: ``python -m bench``.
 
-Absolute numbers of a shared machine mean little, so each figure is taken in rounds that alternate with its ceiling,
-and what is judged is the median of the rounds' ratios. Everything runs on loopback and in one temporary directory.
+Absolute numbers of a shared machine mean little, so everything takes turns in rounds of one run, and what is judged is
+the median of the rounds' ratios. A measurement is a module with its parts and its tables; ``__main__`` lets them take
+turns, ``results`` is the file of raw figures, ``report`` the document that is made of it. Everything runs on loopback.
 """

@@ -1,4 +1,7 @@
-"""``python -m bench``: runs the measurements in about five minutes, prints the table and writes it as JSON if asked."""
+"""``python -m bench``: runs the measurements in rounds, the peers among them, and writes the figures and the report.
+
+Raw figures go to a file, from which ``python -m bench.report`` makes the document again at any time.
+"""
 
 from __future__ import annotations
 
@@ -8,83 +11,137 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
-import msgspec
+import apsw
 import uvloop
 
-from bench import commands, creates, deliveries, pending, steady, sustained
-from bench.machine import Machine
+from bench import against, batches, client, commands, creates, herd, pending, report, steady, sustained
+from bench.machine import Machine, description
 from bench.processes import WRK, WRK_MISSING, BenchError, receiver
-from bench.report import Row, table
-from bench.rounds import Bench
+from bench.results import Failure, Results
+from bench.rounds import Bench, Part, spread
+from bench.setups import PostgresDatabases, Sqlite
+from duetime import __version__
+from tests.postgres import Missing, Postgres
 
-Measure = Callable[[Bench], Awaitable[list[Row]]]
-
-MEASUREMENTS: dict[str, Measure] = {
-    "creates": creates.measure,
-    "deliveries": deliveries.measure,
-    "sustained": sustained.measure,
-    "steady": steady.measure,
-    "commands": commands.measure,
-    "pending": pending.measure,
+OURS = {
+    "creates": creates,
+    "batches": batches,
+    "herd": herd,
+    "client": client,
+    "sustained": sustained,
+    "steady": steady,
+    "commands": commands,
+    "pending": pending,
 }
+PEERS = "peers"
+ROUNDS = 3
+ROUNDS_LONG = 2
+LONG = ("sustained", "steady", "commands", "pending", PEERS)
+
+
+class Turn(NamedTuple):
+    measurement: str
+    part: str
+    run: Part
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="about 40 seconds: one round, smaller sizes")
+    parser.add_argument("--full", action="store_true", help="everything, in rounds: three quarters of an hour")
+    parser.add_argument("--rounds", type=int, help=f"[1; with --full {ROUNDS}, and {ROUNDS_LONG} of what takes long]")
     parser.add_argument(
-        "--rounds",
-        type=int,
-        help="rounds of each measurement [3, and 2 of those that take long; 1 with --quick]; sustained is run once",
+        "--only", choices=(*OURS, PEERS), action="append", help="run this one alone; may be repeated; no report"
     )
-    parser.add_argument("--only", choices=MEASUREMENTS, action="append", help="run this one alone; may be repeated")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows of the table here")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help=f"for the raw figures [{report.FIGURES.name} in docs]"
+    )
     return parser
 
 
-async def _measure(options: argparse.Namespace, directory: Path) -> list[Row]:
-    rows: list[Row] = []
-    async with receiver(directory) as hooks:
-        rounds, rounds_long = (1, 1) if options.quick else (3, 2)
-        bench = Bench(
-            directory,
-            hooks,
-            rounds=options.rounds or rounds,
-            rounds_long=options.rounds or rounds_long,
-            quick=options.quick,
-            started=time.monotonic(),
-        )
-        for name in options.only or MEASUREMENTS:
-            if name == "pending" and options.quick and not options.only:
-                rows.append(Row(name, "skipped", "try --quick --only pending, with 100 k"))
-                continue
+def _turns(bench: Bench, names: Sequence[str]) -> list[Turn]:
+    """Our measurements one after another, with the peers between them."""
+    blocks = [
+        [Turn(name, part, run) for part, run in OURS[name].parts(bench).items()] for name in names if name in OURS
+    ]
+    peers = against.parts(bench) if PEERS in names else {}
+    return spread(blocks or [[]], [Turn(PEERS, part, run) for part, run in peers.items()])
+
+
+async def _run(
+    bench: Bench, options: argparse.Namespace, names: Sequence[str], results: Results, watch: Machine
+) -> None:
+    """Every round has all turns, every second one backwards, so that what drifts falls on all of them."""
+    turns = _turns(bench, names)
+    rounds = options.rounds or (ROUNDS if options.full else 1)
+    for number in range(rounds):
+        of_round = [turn for turn in turns if options.rounds or turn.measurement not in LONG or number < ROUNDS_LONG]
+        for place, turn in enumerate(of_round[:: 1 if number % 2 == 0 else -1], 1):
+            bench.say(f"round {number + 1} of {rounds}, {place} of {len(of_round)}: {turn.measurement}: {turn.part}")
             try:
-                rows += await MEASUREMENTS[name](bench)
-            except BenchError as error:
-                rows.append(Row(name, "could not run", str(error)))
+                with watch.apart() if turn.measurement == PEERS else nullcontext():
+                    results.add(turn.measurement, turn.part, await turn.run())
+            except Exception as error:  # whatever it is: the others are worth having
+                why = str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
+                bench.say(f"{turn.measurement}: {turn.part} could not run: {why}\n")
+                results.failures.append(Failure(turn.measurement, turn.part, why))
+        results.seconds, results.others_share = watch.seconds(), watch.others_share()
+        if options.json:  # after each round: what is there is not lost when somebody loses patience
+            results.save(options.json)
+
+
+async def _measure(options: argparse.Namespace, directory: Path, results: Results, watch: Machine) -> None:
+    names = options.only or [*OURS, PEERS]
+    if PEERS in names and (why := against.missing()):
+        print(f"{why}. What is measured against them is skipped.", file=sys.stderr)
+        results.failures.append(Failure(PEERS, "all", why))
+        names = [name for name in names if name != PEERS]
+    async with AsyncExitStack() as stack:
+        hooks = await stack.enter_async_context(receiver(directory))
+        setups: list[Sqlite | PostgresDatabases] = [Sqlite(directory)]
+        postgres = None
+        try:
+            postgres = stack.enter_context(Postgres(18))
+            setups += [PostgresDatabases(postgres), PostgresDatabases(postgres, workers=2)]
+            results.versions["PostgreSQL"] = postgres.sql("SHOW server_version")
+        except Missing as error:
+            print(f"{error}. What is measured on it is skipped.", file=sys.stderr)
+            results.failures.append(Failure("PostgreSQL", "all", str(error)))
+        bench = Bench(directory, hooks, postgres, setups, quick=not options.full, started=time.monotonic())
+        await _run(bench, options, names, results, watch)
         bench.say("done\n")
-    return rows
 
 
 def main() -> int:
     options = _parser().parse_args()
+    if not options.only:
+        options.json = options.json or report.FIGURES
     if WRK is None:
         print(WRK_MISSING, file=sys.stderr)
+    watch = Machine()
+    versions = {"Duetime": __version__, "Python": sys.version.split()[0], "SQLite": apsw.sqlite_lib_version()}
+    results = Results(
+        began_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command="make bench-full" if options.full else "make bench",
+        quick=not options.full,
+        machine=description(),
+        versions=versions,
+    )
     # Beside the code, so that the files are on a real disk even where /tmp is memory.
-    machine = Machine()
     directory = Path(tempfile.mkdtemp(prefix="run-", dir=Path(__file__).parent))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            rows = runner.run(_measure(options, directory))
+            runner.run(_measure(options, directory, results, watch))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    print(table(rows))
-    print(machine.summary())
-    if options.json:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
+    if not options.only:
+        report.write(results)
+    print(report.text(results))
     return 0
 
 

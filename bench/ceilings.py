@@ -30,6 +30,7 @@ from duetime.deliverers.egress import Egress, parse_url
 from duetime.deliverers.http import HttpDeliverer
 from duetime.model import OutcomeKind
 from duetime.node import SWITCH_SECONDS
+from duetime.stores.postgres import PostgresStore
 from duetime.stores.sqlite import SqliteStore
 
 LOOK_SECONDS = 0.01
@@ -42,11 +43,15 @@ def _figures(count: int, started: float, cpu: float) -> Figures:
     return {"per_second": count / took, "per_cpu_second": count / cpu if cpu else 0.0}
 
 
-async def store(path: str, url: str, callers: int, seconds: float) -> Figures:
-    """``put`` from many coroutines, one timer each time."""
+async def store(address: str, url: str, callers: int, seconds: float) -> Figures:
+    """``put`` from many coroutines, one timer each time, into a file or the database of a URL."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    file = SqliteStore(Path(path), SystemClock(), shards=SHARDS)
-    await file.open()
+    opened: SqliteStore | PostgresStore
+    if "://" in address:
+        opened = PostgresStore(address, shards=SHARDS)
+    else:
+        opened = SqliteStore(Path(address), SystemClock(), shards=SHARDS)
+    await opened.open()
     ahead = SystemClock().now() + 86_400_000
     made = [timer(url, ahead) for _ in range(round(60_000 * seconds))]
     gc.freeze()
@@ -55,18 +60,18 @@ async def store(path: str, url: str, callers: int, seconds: float) -> Figures:
     async def call() -> None:
         nonlocal count
         while made and time.perf_counter() - started < seconds:
-            await file.put(made.pop())
+            await opened.put(made.pop())
             count += 1
 
     await asyncio.gather(*(call() for _ in range(callers)))
     figures = _figures(count, started, cpu)
-    await file.close()
+    await opened.close()
     return figures
 
 
-async def raw(path: str, batch: int, seconds: float) -> Figures:
+async def raw(address: str, batch: int, seconds: float) -> Figures:
     """Inserts of rows of the same size into a table with a random key and an index on the time."""
-    connection = apsw.Connection(path)
+    connection = apsw.Connection(address)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("CREATE TABLE IF NOT EXISTS raw (seq INTEGER PRIMARY KEY, uuid BLOB, at INTEGER, body TEXT)")

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import msgspec
 import nats
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
 
-from bench.deliveries import START_MS, ahead_of, arrivals
+from bench.firing import ahead_of, arrivals
 from bench.processes import BenchError, Process, duetime, worker
 from bench.processes import nats as nats_server
-from bench.report import Row, compared, ms, rate, us
-from bench.rounds import Bench, Sample
+from bench.rounds import Bench, Parts, Sample, Samples
+from bench.tables import Table, across, ms, rate, us
 from bench.timers import DAY_MS, evenly, fill, now_ms, remove, timer
 from duetime.brokers.nats import CONSUMER, Names
 from duetime.model import BodyFormat, NatsTarget, Timer
 from duetime.timetext import format_time
 
-BAR_PER_SECOND = 5_000
+TITLE = "Commands of a broker"
+TAKEN, ACKED, UP, DOWN = "taken in", "only acked", "broker up", "broker down"
+START_MS = 1_500
 TENANTS = 10
+TAKEN_PER_SECOND_MIN = 5_000
 LOOK_SECONDS = 0.01
 TAKEN_SECONDS_MAX = 120.0
 HTTP_PER_SECOND = 1_000
@@ -29,14 +33,22 @@ EVENTS_PER_SECOND = 500
 NAMES = Names()
 
 
-async def measure(bench: Bench) -> list[Row]:
-    return [*await _taken_in(bench), *await _lateness(bench)]
+def parts(bench: Bench) -> Parts:
+    return {**_taken_in(bench), **_lateness(bench)}
+
+
+def tables(samples: Samples) -> list[Table]:
+    taken, beside = (TAKEN, ACKED), (UP, DOWN)
+    commands = across(samples, taken, ("commands", "per_second", rate), ("CPU per command", "cpu", us))
+    lateness = across(samples, beside, ("lateness p50", "p50_ms", ms), ("lateness p99", "p99_ms", ms))
+    due = f"HTTP timers at {rate(HTTP_PER_SECOND)} beside NATS timers at {rate(EVENTS_PER_SECOND)}"
+    return [Table(["", *taken], commands), Table([due, *beside], lateness)]
 
 
 # Commands in.
 
 
-async def _taken_in(bench: Bench) -> list[Row]:
+def _taken_in(bench: Bench) -> Parts:
     count = 10_000 if bench.quick else 30_000
     file = bench.directory / "commands.db"
 
@@ -56,21 +68,7 @@ async def _taken_in(bench: Bench) -> list[Row]:
             figures = await worker("ceilings", {**plan, "count": count}, bench.directory)
             return {**figures, "cpu": 1 / figures["per_cpu_second"]}
 
-    s = await bench.interleave("commands", {"duetime": ours, "bare consumer": bare})
-    row = compared(
-        f"commands taken in, {count:,}",
-        rate(s.median("duetime", "per_second")),
-        f"only acked {rate(s.median('bare consumer', 'per_second'))}",
-        s.ratio("duetime", "bare consumer", "per_second"),
-    )
-    row.bar, row.ok = f"≥ {rate(BAR_PER_SECOND)}", s.median("duetime", "per_second") >= BAR_PER_SECOND
-    cpu = compared(
-        "  CPU per command",
-        us(s.median("duetime", "cpu")),
-        f"only acked {us(s.median('bare consumer', 'cpu'))}",
-        s.ratio("duetime", "bare consumer", "cpu"),
-    )
-    return [row, cpu]
+    return {TAKEN: ours, ACKED: bare}
 
 
 async def _publish(broker: Process, count: int) -> None:
@@ -141,12 +139,12 @@ def _url(broker: Process) -> str:
 # HTTP timers meanwhile.
 
 
-async def _lateness(bench: Bench) -> list[Row]:
+def _lateness(bench: Bench) -> Parts:
     file = bench.directory / "lateness.db"
     seconds = 4 if bench.quick else 8
     count, events = HTTP_PER_SECOND * seconds, EVENTS_PER_SECOND * seconds
 
-    async def once(first: int, down: bool) -> Sample | None:
+    async def once(first: int, down: bool) -> dict[str, Any] | None:
         http = evenly(bench.url, HTTP_PER_SECOND, seconds, first)
         await fill(file, [*http, *(_event(first + n * 1000 // EVENTS_PER_SECOND) for n in range(events))])
         await bench.receiver.ask("reset")
@@ -170,23 +168,7 @@ async def _lateness(bench: Bench) -> list[Row]:
     async def down() -> Sample:
         return await ahead_of(lambda first: once(first, True), START_MS + count // 10)
 
-    s = await bench.interleave("commands", {"broker up": up, "broker down": down}, long=True)
-    rows = []
-    for name, figure in (("p50", "p50_ms"), ("p99", "p99_ms")):
-        row = compared(
-            f"HTTP lateness {name}, broker down",
-            ms(s.median("broker down", figure)),
-            f"broker up {ms(s.median('broker up', figure))}",
-            s.ratio("broker down", "broker up", figure),
-        )
-        if name == "p99":
-            pairs = zip(s.of["broker down"], s.of["broker up"], strict=True)
-            row.bar = "≤ 2 × up + 10 ms"
-            held = [without[figure] <= 2 * beside[figure] + 10 for without, beside in pairs]
-            row.ok = sum(held) > len(held) / 2
-        rows.append(row)
-    rows.append(Row("  at a time", f"{rate(HTTP_PER_SECOND)} + {rate(EVENTS_PER_SECOND)}", "HTTP + NATS timers due"))
-    return rows
+    return {UP: up, DOWN: down}
 
 
 def _event(execute_at: int) -> Timer:

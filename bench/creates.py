@@ -1,19 +1,29 @@
-"""Measures creates over HTTP, one by one and durable, beside the bare server, the bare store and raw SQLite."""
+"""Measures creates over HTTP, one by one and durable, beside the bare server, the bare stores and bare inserts."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from bench.processes import KEY, WRK, BenchError, Process, bare, duetime, worker, wrk
-from bench.report import Row, compared, ms, rate, us
-from bench.rounds import Bench, Part, Sample
-from bench.timers import create_body, now_ms, remove
+from bench.machine import busy_share
+from bench.pgbench import inserts
+from bench.processes import KEY, WRK, BenchError, Process, bare, worker, wrk
+from bench.rounds import Bench, Part, Parts, Sample, Samples
+from bench.setups import POSTGRES, SETUPS, SQLITE, Setup
+from bench.tables import Table, across, ms, percent, rate, us
+from bench.timers import create_body, now_ms
 from duetime.timetext import format_time
 
+TITLE = "Creates, one by one"
 CONNECTIONS = 64
 AHEAD_MS = 7 * 86_400_000
 HEADERS = {"X-API-Key": KEY}
+BARE, BARE_WRK, PGBENCH = "bare server", "bare server, by wrk", "pgbench, single inserts"
+SINGLE, HUNDRED = "SQLite, single inserts", "SQLite, inserts by 100"
+
+
+def store_name(setup: str) -> str:
+    return f"{setup}, bare store"
 
 
 def far_body(url: str) -> str:
@@ -23,113 +33,91 @@ def far_body(url: str) -> str:
 
 async def load(bench: Bench, server: Process, seconds: float, **plan: Any) -> dict[str, Any]:
     """Creates at full speed; every one of them must have been accepted."""
-    plan = {"body": far_body(bench.url), **plan}
-    result = await worker(
-        "load",
-        {
-            "port": server.port,
-            "path": "/timers",
-            "connections": CONNECTIONS,
-            "seconds": seconds,
-            "headers": HEADERS,
-            **plan,
-        },
-        bench.directory,
-    )
-    if set(result["statuses"]) != {"201"}:
-        raise BenchError(f"creates were answered {result['statuses']}, not all with 201")
+    usual = {"path": "/timers", "connections": CONNECTIONS, "body": far_body(bench.url), "headers": HEADERS}
+    result = await worker("load", {"port": server.port, "seconds": seconds, **usual, **plan}, bench.directory)
+    if not set(result["statuses"]) <= {"200", "201"}:
+        raise BenchError(f"creates were answered {result['statuses']}, not all with 200 or 201")
     return result
 
 
-async def measured(bench: Bench, server: Process, seconds: float, **plan: Any) -> dict[str, Any]:
-    """The load's result with what the server spent on each create."""
-    cpu = server.cpu_seconds()
-    result = await load(bench, server, seconds, **plan)
-    return {**result, "server_cpu": (server.cpu_seconds() - cpu) / result["answers"]}
+async def measured(
+    bench: Bench, server: Process, seconds: float, setup: Setup | None = None, **plan: Any
+) -> dict[str, Any]:
+    """The load's result with what the server and its database spent on each answer, and how busy the machine was."""
+    cpu, store_cpu = server.cpu_seconds(), setup.store_cpu_seconds() if setup else 0.0
+    result, busy = await busy_share(load(bench, server, seconds, **plan))
+    cpu, store_cpu = server.cpu_seconds() - cpu, (setup.store_cpu_seconds() if setup else 0.0) - store_cpu
+    answers = result["answers"]
+    return {**result, "server_cpu": cpu / answers, "store_cpu": store_cpu / answers, "busy": busy}
 
 
-async def measure(bench: Bench) -> list[Row]:
+def parts(bench: Bench) -> Parts:
     seconds = 2.0 if bench.quick else 3.0
-    file = bench.directory / "creates.db"
-
-    async def durable() -> Sample:
-        async with duetime(bench.directory, file) as server:
-            result = await measured(bench, server, seconds)
-        remove(file)
-        return result
-
-    async def bare_server() -> Sample:
-        async with bare(bench.directory) as server:
-            return await measured(bench, server, seconds - 1)
-
-    async def bare_server_wrk() -> Sample:
-        async with bare(bench.directory) as server:
-            return await wrk(
-                server.port,
-                "/timers",
-                far_body(bench.url),
-                {**HEADERS, "Content-Type": "application/json"},
-                connections=CONNECTIONS,
-                seconds=seconds - 1,
-                directory=bench.directory,
-            )
-
-    async def store() -> Sample:
-        return await _ceiling(bench, file, what="store", url=bench.url, callers=CONNECTIONS, seconds=seconds - 1)
-
-    async def single() -> Sample:
-        return await _ceiling(bench, file, what="raw", batch=1, seconds=1.0)
-
-    async def hundred() -> Sample:
-        return await _ceiling(bench, file, what="raw", batch=100, seconds=1.0)
-
-    parts: dict[str, Part] = {"duetime": durable, "bare server": bare_server}
+    made: dict[str, Part] = {setup.name: partial(_durable, bench, setup, seconds) for setup in bench.setups}
+    made[BARE] = partial(_bare, bench, seconds - 1)
     if WRK:
-        parts["bare server, wrk"] = bare_server_wrk
-    parts |= {"bare store": store, "SQLite single": single, "SQLite by 100": hundred}
-    s = await bench.interleave("creates", parts)
-    value = rate(s.median("duetime", "per_second"))
-    rows = [
-        compared(
-            "creates one by one, durable",
-            value,
-            f"bare server {rate(s.median('bare server', 'per_second'))}",
-            s.ratio("duetime", "bare server", "per_second"),
-            least=0.5,
-        )
-    ]
-    for part in ("bare store", "SQLite single", "SQLite by 100"):
-        ratio = s.ratio("duetime", part, "per_second")
-        rows.append(compared("", "", f"{part} {rate(s.median(part, 'per_second'))}", ratio))
-    rows.append(
-        Row(
-            "  answered after, p50 / p99",
-            f"{ms(s.median('duetime', 'p50_ms'))} / {ms(s.median('duetime', 'p99_ms'))}",
-        )
-    )
-    rows.append(
-        compared(
-            "  server CPU per create",
-            us(s.median("duetime", "server_cpu")),
-            f"bare server {us(s.median('bare server', 'server_cpu'))}",
-            s.ratio("duetime", "bare server", "server_cpu"),
-        )
-    )
-    if WRK:
-        rows.append(
-            compared(
-                "load generator on the bare server",
-                rate(s.median("bare server", "per_second")),
-                f"wrk {rate(s.median('bare server, wrk', 'per_second'))}",
-                s.ratio("bare server", "bare server, wrk", "per_second"),
-                least=0.6,
+        made[BARE_WRK] = partial(_bare_wrk, bench, seconds - 1)
+    for setup in bench.setups:
+        if setup.workers == 1:
+            made[store_name(setup.name)] = partial(
+                _ceiling, bench, setup, what="store", url=bench.url, callers=CONNECTIONS, seconds=seconds - 1
             )
+    [sqlite] = [setup for setup in bench.setups if setup.name == SQLITE]
+    made[SINGLE] = partial(_ceiling, bench, sqlite, what="raw", batch=1, seconds=1.0)
+    made[HUNDRED] = partial(_ceiling, bench, sqlite, what="raw", batch=100, seconds=1.0)
+    if bench.postgres is not None:
+        made[PGBENCH] = partial(
+            inserts, bench.postgres, clients=CONNECTIONS, seconds=round(seconds), directory=bench.directory
         )
-    return rows
+    return made
 
 
-async def _ceiling(bench: Bench, file: Path, **plan: Any) -> Sample:
+async def _durable(bench: Bench, setup: Setup, seconds: float) -> Sample:
+    address = await setup.create()
     try:
-        return await worker("ceilings", {"path": str(file), **plan}, bench.directory)
+        async with setup.serve(bench.directory, address) as server:
+            return await measured(bench, server, seconds, setup)
     finally:
-        remove(file)
+        await setup.drop(address)
+
+
+async def _bare(bench: Bench, seconds: float) -> Sample:
+    async with bare(bench.directory) as server:
+        return await measured(bench, server, seconds)
+
+
+async def _bare_wrk(bench: Bench, seconds: float) -> Sample:
+    headers = {**HEADERS, "Content-Type": "application/json"}
+    async with bare(bench.directory) as server:
+        port, body, directory = server.port, far_body(bench.url), bench.directory
+        return await wrk(port, "/timers", body, headers, connections=CONNECTIONS, seconds=seconds, directory=directory)
+
+
+async def _ceiling(bench: Bench, setup: Setup, **plan: Any) -> Sample:
+    address = await setup.create()
+    try:
+        return await worker("ceilings", {"address": str(address), **plan}, bench.directory)
+    finally:
+        await setup.drop(address)
+
+
+def tables(samples: Samples) -> list[Table]:
+    lines = across(
+        samples,
+        SETUPS,
+        ("creates", "per_second", rate),
+        ("answered after, p50", "p50_ms", ms),
+        ("answered after, p99", "p99_ms", ms),
+        ("CPU of the service per create", "server_cpu", us),
+        ("CPU of the database per create", "store_cpu", us),
+        ("the machine was busy", "busy", percent),
+    )
+    ceilings = [BARE, BARE_WRK, store_name(SQLITE), store_name(POSTGRES), SINGLE, HUNDRED, PGBENCH]
+    beside = []
+    for name in ceilings:
+        per_second = samples.median(name, "per_second")
+        if per_second is not None:
+            ratios = [samples.ratio(setup, name, "per_second") for setup in SETUPS]
+            beside.append([name, rate(per_second), *("" if one is None else f"{one:.2f}" for one in ratios)])
+    note = "Ceilings: what the parts can do alone, and the creates above as a ratio to each."
+    return [Table(["", *SETUPS], lines), Table(["ceiling", "alone", *SETUPS], beside, note)]

@@ -1,12 +1,21 @@
-"""Tells how much of the machine's CPU others used while the bench ran, so that a reader knows what to believe."""
+"""The machine: what it is, and how much of its CPU was used by whom, so that a reader knows what to believe."""
 
 from __future__ import annotations
 
 import os
+import platform
 import time
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar, cast
 
+from bench.processes import cpu_of_all
+
+T = TypeVar("T")
 _TICK = os.sysconf("SC_CLK_TCK")
+CORES = os.cpu_count() or 1
+OTHERS_SHARE_MAX = 0.1
 
 
 def _busy_seconds() -> float:
@@ -16,18 +25,55 @@ def _busy_seconds() -> float:
 
 
 def _own_seconds() -> float:
-    """What this process and those that it started and ended have used."""
-    return sum(os.times()[:4])
+    """What this process and those that it started have used."""
+    return cpu_of_all(os.getpid())
+
+
+async def busy_share(work: Awaitable[T]) -> tuple[T, float]:
+    """The result, and the share of all cores that was busy meanwhile."""
+    busy, began = _busy_seconds(), time.monotonic()
+    result = await work
+    return result, (_busy_seconds() - busy) / ((time.monotonic() - began) * CORES)
 
 
 class Machine:
+    """Watches from when it is made."""
+
     def __init__(self) -> None:
-        self._cores = os.cpu_count() or 1
-        self._began = time.monotonic(), _busy_seconds(), _own_seconds()
+        self._began = time.monotonic()
+        self._since = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        return time.monotonic(), _busy_seconds(), _own_seconds()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Do not count what is done here: processes that are killed with their children take their figures along."""
+        before = self._now()
+        try:
+            yield
+        finally:
+            parts = zip(self._since, before, self._now(), strict=True)
+            self._since = cast(tuple[float, float, float], tuple(at + then - was for at, was, then in parts))
+
+    def others_share(self) -> float:
+        """What others used of all cores."""
+        took, busy, own = (now - since for now, since in zip(self._now(), self._since, strict=True))
+        return max(0.0, busy - own) / (took * CORES)
 
     def summary(self) -> str:
-        began, busy, own = self._began
-        took = time.monotonic() - began
-        others = max(0.0, _busy_seconds() - busy - (_own_seconds() - own)) / (took * self._cores)
-        text = f"{took:.0f} s on {self._cores} cores, of which others used {others:.0%}"
-        return text + ("; read the ratios with care" if others > 0.1 else "")
+        others = self.others_share()
+        text = f"{self.seconds():.0f} s on {CORES} cores, of which others used {others:.0%}"
+        return text + ("; read the ratios with care" if others > OTHERS_SHARE_MAX else "")
+
+
+def description() -> str:
+    """One line: processor, cores, memory, system."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    processor = models[0] if models else platform.machine()
+    return f"{processor}, {CORES} cores, {memory:.0f} GiB of memory, {platform.system()} {platform.release()}"

@@ -1,119 +1,154 @@
-"""Measures what a million pending timers cost: the other figures with many and with few of them in the file."""
+"""Measures what pending timers cost: the other figures with 10 thousand, a million and ten million in the database."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
+from functools import partial
 from pathlib import Path
 
 from bench.creates import measured
-from bench.deliveries import START_MS, ahead_of, arrivals
-from bench.processes import duetime
-from bench.report import Row, compared, ms, rate, us
-from bench.rounds import Bench, Part, Sample
-from bench.timers import at_once, bytes_of, copy, evenly, far_ahead, fill, now_ms, remove
+from bench.firing import ARRIVE_SECONDS_MAX, COMPLETED, Figures, ahead_of, arrivals, metrics
+from bench.processes import BenchError
+from bench.rounds import Bench, Part, Parts, Samples
+from bench.setups import POSTGRES, SQLITE, Address, Setup
+from bench.tables import Format, Table, across, mb, ms, rate, seconds, us
+from bench.timers import at_once, evenly, far_ahead, now_ms
 
-FEW, MANY, MANY_QUICK = 10_000, 1_000_000, 100_000
+TITLE = "With many timers pending"
+FEW, MANY, MOST = 10_000, 1_000_000, 10_000_000
+MOST_BYTES = 40_000_000_000
 AT_ONCE = 5_000
 PER_SECOND = 1_000
 PAUSE_MS = 1_000
+FILL_MS = 2_000
 CREATES_SECONDS = 2.0
-COPY_MS = 3_000  # for the copy of the file and what is put into it
+TOLERANCE = 0.1
+SETUPS = (SQLITE, POSTGRES)
+HIGHER = {"made": "creates", "fired": "5,000 at one instant"}
+LOWER = {
+    "made_cpu": "CPU per create",
+    "fired_cpu": "CPU per delivery, 5,000 at one instant",
+    "steady_cpu": "CPU per timer, steady",
+    "rss_start": "memory when ready",
+    "rss_end": "memory at the end",
+}
+LATE = {"steady_p50": "lateness p50 at 1,000/s", "steady_p99": "lateness p99 at 1,000/s"}
 
 
-async def _session(bench: Bench, base: Path, seconds: int, first: int) -> Sample | None:
-    """One server on a copy of the file: a steady stretch, then many at one instant, then creates."""
-    file = bench.directory / "pending.db"
-    steady = PER_SECOND * seconds
-    instant = first + seconds * 1000 + PAUSE_MS
-    await asyncio.to_thread(copy, base, file)
-    await fill(file, [*evenly(bench.url, PER_SECOND, seconds, first), *at_once(bench.url, AT_ONCE, instant)])
-    await bench.receiver.ask("reset")
+def free_bytes(directory: Path | str) -> int:
+    return shutil.disk_usage(directory).free
+
+
+def part_name(setup: str, count: int) -> str:
+    return f"{setup}: {count:,}"
+
+
+def parts(bench: Bench) -> Parts:
+    bases = Bases(bench)
+    made: dict[str, Part] = {}
+    for setup in bench.setups:
+        for count in (FEW, MANY) if bench.quick else (FEW, MANY, MOST):
+            if setup.name in SETUPS:
+                made[part_name(setup.name, count)] = partial(_measure, bench, setup, bases, count)
+    return made
+
+
+class Bases:
+    """Databases with pending timers, filled when they are first asked for."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._made: dict[tuple[str, int], Address] = {}
+
+    async def get(self, setup: Setup, count: int) -> Address:
+        if (setup.name, count) not in self._made:
+            if count == MOST and min(free_bytes(self._bench.directory), free_bytes(tempfile.gettempdir())) < MOST_BYTES:
+                raise BenchError(f"{MOST:,} pending timers need {MOST_BYTES / 1e9:.0f} GB of free disk")
+            self._bench.say(f"pending: putting {count:,} timers into the databases")
+            await asyncio.gather(*(self._fill(one, count) for one in self._bench.setups if one.name in SETUPS))
+        return self._made[setup.name, count]
+
+    async def _fill(self, setup: Setup, count: int) -> None:
+        address = await setup.create()
+        await setup.fill(address, far_ahead(self._bench.url, 1))
+        await setup.multiply(address, count - 1)
+        self._made[setup.name, count] = address
+
+
+async def _measure(bench: Bench, setup: Setup, bases: Bases, count: int) -> Figures:
+    base = await bases.get(setup, count)
+    # The largest is not copied: what a session adds to it is nothing beside what is there.
+    address = base if count == MOST else await setup.create(base)
     try:
-        async with duetime(bench.directory, file) as server:
-            if now_ms() > first:
-                return None
-            rss_start = server.rss_bytes()
-            evenly_fired = await arrivals(bench, steady, server)
-            await bench.receiver.ask("reset")
-            if now_ms() > instant:
-                return None
-            fired = await arrivals(bench, AT_ONCE, server, recorded=steady + AT_ONCE)
-            made = await measured(bench, server, CREATES_SECONDS)
-            return {
-                "ready": server.ready_seconds,
-                "rss_start": rss_start,
-                "rss_end": server.rss_bytes(),
-                "steady_p50": evenly_fired["p50_ms"],
-                "steady_p99": evenly_fired["p99_ms"],
-                "steady_cpu": evenly_fired["server_cpu"],
-                "fired": fired["per_second"],
-                "fired_cpu": fired["server_cpu"],
-                "made": made["per_second"],
-                "made_cpu": made["server_cpu"],
-            }
+        return await ahead_of(partial(_session, bench, setup, address), setup.start_ms + FILL_MS)
     finally:
-        remove(file)
+        if address != base:
+            await setup.drop(address)
 
 
-async def measure(bench: Bench) -> list[Row]:
-    many = MANY_QUICK if bench.quick else MANY
-    seconds = 2 if bench.quick else 4
-    sizes = {"few": FEW, "many": many}
-    bases = {name: bench.directory / f"{name}.db" for name in sizes}
-    for name, count in sizes.items():
-        bench.say(f"pending: putting {count:,} timers into a file")
-        await fill(bases[name], far_ahead(bench.url, count))
+async def _session(bench: Bench, setup: Setup, address: Address, first: int) -> Figures | None:
+    """One server: a steady stretch, then many at one instant, then creates. None if it came up too late."""
+    length = 3 if bench.quick else 5
+    steady = PER_SECOND * length
+    instant = first + length * 1000 + PAUSE_MS
+    timers = [*evenly(bench.url, PER_SECOND, length, first), *at_once(bench.url, AT_ONCE, instant)]
+    await setup.fill(address, timers)
+    await bench.receiver.ask("reset")
+    async with setup.serve(bench.directory, address) as server:
+        rss_start = server.rss_bytes()
+        before = (await metrics(server))[COMPLETED]
+        if now_ms() > first:
+            await bench.receiver.ask(f"wait {len(timers)} {ARRIVE_SECONDS_MAX}")  # none is left for the next try
+            return None
+        evenly_fired = await arrivals(bench, steady, server, recorded=before + steady, setup=setup)
+        await bench.receiver.ask("reset")
+        if now_ms() > instant:
+            await bench.receiver.ask(f"wait {AT_ONCE} {PAUSE_MS // 1000}")
+            return None
+        fired = await arrivals(bench, AT_ONCE, server, recorded=before + len(timers), setup=setup)
+        made = await measured(bench, server, CREATES_SECONDS, setup)
+        return {
+            "ready": server.ready_seconds,
+            "rss_start": rss_start,
+            "rss_end": server.rss_bytes(),
+            "steady_p50": evenly_fired["p50_ms"],
+            "steady_p99": evenly_fired["p99_ms"],
+            "steady_cpu": evenly_fired["server_cpu"] + evenly_fired["store_cpu"],
+            "fired": AT_ONCE / (fired["last_at"] - instant / 1000),
+            "fired_cpu": fired["server_cpu"] + fired["store_cpu"],
+            "made": made["per_second"],
+            "made_cpu": made["server_cpu"] + made["store_cpu"],
+        }
 
-    def part(base: Path) -> Part:
-        async def session(first: int) -> Sample | None:
-            return await _session(bench, base, seconds, first)
 
-        return lambda: ahead_of(session, COPY_MS + START_MS)
+def within(samples: Samples, setup: str, figure: str) -> tuple[float | None, bool | None]:
+    """The ratio of a figure with a million pending to that with ten thousand, and whether they are within a tenth."""
+    few, many = part_name(setup, FEW), part_name(setup, MANY)
+    ratio = samples.ratio(many, few, figure)
+    if ratio is None:
+        return None, None
+    if figure in HIGHER:
+        return ratio, ratio >= 1 - TOLERANCE
+    if figure in LATE:
+        # Instants are whole milliseconds: less than one apart is not a difference.
+        small, large = samples.median(few, figure) or 0.0, samples.median(many, figure) or 0.0
+        return ratio, large <= max(small * (1 + TOLERANCE), small + 1)
+    return ratio, ratio <= 1 + TOLERANCE
 
-    s = await bench.interleave("pending", {name: part(base) for name, base in bases.items()}, long=True)
-    judged = many == MANY
-    title = f"{many // 1000:,} k" if many < 1_000_000 else "1 M"
 
-    def higher(figure: str, what: str) -> Row:
-        few, more = rate(s.median("few", figure)), rate(s.median("many", figure))
-        return compared(
-            what, more, f"10 k pending {few}", s.ratio("many", "few", figure), least=0.9 if judged else None
-        )
-
-    def cost(figure: str, what: str) -> Row:
-        few, more = us(s.median("few", figure)), us(s.median("many", figure))
-        return compared(what, more, f"10 k pending {few}", s.ratio("many", "few", figure), most=1.1 if judged else None)
-
-    def late(figure: str, what: str) -> Row:
-        few, more = s.median("few", figure), s.median("many", figure)
-        row = compared(what, ms(more), f"10 k pending {ms(few)}", s.ratio("many", "few", figure))
-        if judged:
-            # Instants are whole milliseconds: less than one apart is not a difference.
-            row.bar, row.ok = "≤ 1.1 or + 1 ms", more <= max(few * 1.1, few + 1)
-        return row
-
-    def memory(figure: str, what: str) -> Row:
-        few, more = s.median("few", figure) / 1e6, s.median("many", figure) / 1e6
-        most = 1.1 if judged else None
-        return compared(what, f"{more:.0f} MB", f"10 k pending {few:.0f} MB", s.ratio("many", "few", figure), most=most)
-
-    per_timer = (bytes_of(bases["many"]) - bytes_of(bases["few"])) / (many - FEW)
-    ready = s.median("few", "ready")
-    return [
-        higher("made", f"{title} pending: creates"),
-        cost("made_cpu", "  server CPU per create"),
-        higher("fired", f"{title} pending: 5,000 at one instant"),
-        cost("fired_cpu", "  server CPU per delivery"),
-        late("steady_p50", f"{title} pending: steady lateness p50"),
-        late("steady_p99", f"{title} pending: steady lateness p99"),
-        cost("steady_cpu", "  server CPU per timer"),
-        memory("rss_start", f"{title} pending: memory when ready"),
-        memory("rss_end", f"{title} pending: memory at the end"),
-        compared(
-            f"{title} pending: start until ready",
-            f"{s.median('many', 'ready'):.2f} s",
-            f"10 k pending {ready:.2f} s",
-            s.ratio("many", "few", "ready"),
-        ),
-        Row(f"{title} pending: on disk per timer", f"{per_timer:.0f} bytes"),
-    ]
+def tables(samples: Samples) -> list[Table]:
+    made = []
+    forms: dict[str, Format] = {"made": rate, "fired": rate, "rss_start": mb, "rss_end": mb}
+    forms |= dict.fromkeys(LATE, ms)
+    named = (*HIGHER.items(), *LATE.items(), *LOWER.items())
+    for setup in SETUPS:
+        sizes = [count for count in (FEW, MANY, MOST) if part_name(setup, count) in samples]
+        if not sizes:
+            continue
+        names = [part_name(setup, count) for count in sizes]
+        lines = across(samples, names, *((label, figure, forms.get(figure, us)) for figure, label in named))
+        lines += across(samples, names, ("start until ready", "ready", seconds))
+        made.append(Table([f"{setup}, pending", *(f"{count:,}" for count in sizes)], lines))
+    return made

@@ -12,11 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 KEY = "bench-key-0123456789-0123456789-0123456789"
 READY_SECONDS_MAX = 60.0
@@ -27,6 +28,26 @@ _ROOT = Path(__file__).resolve().parent.parent
 NATS = Path(sys.executable).parent / "nats-server"
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds of CPU that a process has used, and those of its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / _TICK
+
+
+def family(pid: int) -> list[int]:
+    """A process and everything that it runs."""
+    return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+
+
+def cpu_of_all(pid: int) -> float:
+    """Seconds of CPU of a process and of everything that it runs or ran."""
+    total = 0.0
+    for one in family(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):  # gone just now: its parent has it in its sum
+            total += cpu_of(one)
+    return total
 
 
 class BenchError(Exception):
@@ -56,11 +77,12 @@ class Process:
         self.ready_seconds = 0.0
 
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICK
+        """With its workers."""
+        return cpu_of_all(self._process.pid)
 
     def rss_bytes(self) -> int:
-        return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * _PAGE
+        """With its workers."""
+        return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in family(self._process.pid)) * _PAGE
 
     async def ask(self, line: str) -> dict[str, Any]:
         """Send a control line and return the answer."""
@@ -240,10 +262,11 @@ async def wrk(
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
-    cpu, handle = 0.0, Process(process)
+    cpu = 0.0
     reading = asyncio.create_task(process.stdout.read())
     while not reading.done():
-        cpu = max(cpu, handle.cpu_seconds())
+        with suppress(FileNotFoundError, ProcessLookupError):
+            cpu = max(cpu, cpu_of(process.pid))
         await asyncio.wait([reading], timeout=0.02)
     said = (await reading).decode()
     await process.wait()

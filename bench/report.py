@@ -1,62 +1,184 @@
-"""Rows of the table at the end: a figure, its ratio to its ceiling, and the bar that the design sets for it."""
+"""``python -m bench.report [FILE]``: makes ``docs/benchmarks.md`` and its plots from the raw figures of a run."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 
-from msgspec import Struct
+import msgspec
+
+from bench import (
+    against,
+    bars,
+    batches,
+    client,
+    commands,
+    comparison,
+    creates,
+    herd,
+    machine,
+    pending,
+    steady,
+    sustained,
+)
+from bench.drawings import Drawing, drawings
+from bench.results import Results, load
+from bench.tables import Table, percent
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs/benchmarks.md"
+FIGURES = ROOT / "docs/benchmarks.json"
+IMAGES = ROOT / "docs/images"
+WIDTH = 120
+PLOTTER = ROOT / ".venv-bench/bin/python"
+
+CHAPTERS: dict[str, ModuleType] = {
+    "peers": against,
+    "creates": creates,
+    "batches": batches,
+    "herd": herd,
+    "sustained": sustained,
+    "steady": steady,
+    "pending": pending,
+    "client": client,
+    "commands": commands,
+}
+
+_HEAD = """\
+# Benchmarks
+
+Made by `{command}` on {date}: {minutes:.0f} minutes on {machine}. {versions}. {care}
+
+Everything runs on this one machine: the service, its database, whoever makes the load and whoever is called back. So \
+read the ratios, not the rates. What is compared takes turns in one run, and each figure is the median of its rounds.\
+{quick} Every create is durable before it is answered (SQLite `synchronous=FULL`, PostgreSQL `fsync` on and otherwise \
+as it comes), every callback is a real HTTP request, and all guards and fences are on.
+
+```
+make bench        # about six minutes
+make bench-full   # three quarters of an hour: more rounds, ten million pending timers, the peers in full
+```
+
+`docs/benchmarks.json` has the raw figures, from which `python -m bench.report` makes this page. One measurement \
+alone: `python -m bench --only herd`.
+
+## The bars
+
+What the design asks for, and what was measured in this run.
+"""
+_QUICK = " This was the quick form: one round, and peers with fewer timers."
+_PEERS = """\
+What a user would pick otherwise, doing the same job: a durable "POST this JSON to that URL at T", set up as its own \
+documents recommend. {count:,} timers are due at one instant; the CPU is that of all its processes and its store then.
+"""
+_TEXTS = {
+    "creates": "`POST /timers` of about 300 bytes from 64 connections, each answered after its commit.",
+    "batches": "`POST /api/v1/timers/batch` from 4 connections.",
+    "herd": "The timers are in the store; the clock starts at the instant at which all are due.",
+    "sustained": "Made over HTTP, due a second later, delivered and recorded, all at the same time. In batches no more "
+    "is made while 24,000 are on the way, so it is a rate that can be kept up.",
+    "steady": "Beside it a bare loop that sends the same requests from memory.",
+    "pending": "The same service with more and more timers that wait for another day. CPU is that of the service and "
+    "its database. Nothing is kept in memory per timer; on SQLite the memory at the end has the page cache in it, "
+    "which is 64 MiB at most and fills as there is more to read.",
+    "client": "With address guard, signing and limits, from 256 tasks, against the same receiver.",
+    "commands": "NATS JetStream: how fast commands become durable timers, and what HTTP timers notice of a broker that "
+    "is down.",
+}
 
 
-class Row(Struct):
-    figure: str
-    value: str
-    beside: str = ""  # what the ratio is to
-    ratio: float | None = None
-    bar: str = ""
-    ok: bool | None = None  # None: there is no bar, or nothing to judge by
+def write(results: Results) -> None:
+    """The document and its plots; without the tool for plots, the document alone."""
+    IMAGES.mkdir(exist_ok=True)
+    for old in IMAGES.glob("bench-*.svg"):
+        old.unlink()
+    drawn = draw(drawings(results), IMAGES)
+    DOCUMENT.write_text(document(results, drawn))
 
 
-def compared(
-    figure: str, value: str, beside: str, ratio: float | None, *, least: float | None = None, most: float | None = None
-) -> Row:
-    """A row whose ratio is judged by a lower or an upper bound."""
-    bar, ok = "", None
-    if least is not None:
-        bar, ok = f"≥ {least:g}", None if ratio is None else ratio >= least
-    elif most is not None:
-        bar, ok = f"≤ {most:g}", None if ratio is None else ratio <= most
-    return Row(figure, value, beside, ratio, bar, ok)
+def draw(wanted: Sequence[Drawing], directory: Path) -> list[Drawing]:
+    """Draw what can be drawn, in the environment that has the tool for it; which ones were."""
+    if not PLOTTER.exists():
+        print("The plots are left out: matplotlib is not installed (make bench installs it).", file=sys.stderr)
+        return []
+    run = subprocess.run(
+        [PLOTTER, Path(__file__).parent / "plots.py", directory],
+        input=msgspec.json.encode(wanted),
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    return list(wanted) if run.returncode == 0 else []
 
 
-def rate(per_second: float) -> str:
-    return f"{per_second:,.0f}/s"
+def document(results: Results, drawn: Sequence[Drawing]) -> str:
+    """The whole page."""
+    head = _HEAD.format(
+        command=results.command,
+        date=results.began_at[:10],
+        minutes=results.seconds / 60,
+        machine=results.machine,
+        versions=", ".join(f"{name} {version}" for name, version in results.versions.items()),
+        care=_care(results),
+        quick=_QUICK if results.quick else "",
+    )
+    pieces = [*map(_wrapped, head.split("\n\n")), str(bars.table(bars.judge(results)))]
+    for name, module in CHAPTERS.items():
+        tables: list[Table] = module.tables(results.of(name))
+        tables = [table for table in tables if table.lines]
+        if not tables:
+            continue
+        pieces += [f"## {module.TITLE}", _wrapped(_text(name, results))]
+        pieces += [f"![{one.title}](images/{one.file})" for one in drawn if one.chapter == name]
+        if name == "peers":
+            pieces.append(str(comparison.table(results)))
+        for table in tables:
+            pieces += [table.note, str(table)] if table.note else [str(table)]
+    if results.failures:
+        told = {f"- {one.measurement}, {one.part}: {one.why}" for one in results.failures}
+        pieces += ["## What could not run", "\n".join(sorted(told))]
+    return "\n\n".join(piece.strip() for piece in pieces) + "\n"
 
 
-def ms(value: float) -> str:
-    return f"{value:.1f} ms"
+def _care(results: Results) -> str:
+    told = f"Others used {percent(results.others_share)} of its CPU meanwhile"
+    return told + ("; read the figures with care." if results.others_share > machine.OTHERS_SHARE_MAX else ".")
 
 
-def us(seconds: float) -> str:
-    return f"{seconds * 1e6:.0f} µs"
+def _wrapped(paragraph: str) -> str:
+    code = paragraph.startswith("```")
+    return paragraph if code else textwrap.fill(paragraph, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-HEADINGS = ("figure", "value", "beside", "ratio", "bar", "")
+def _text(name: str, results: Results) -> str:
+    return _PEERS.format(count=against.herd_size(results.quick)) if name == "peers" else _TEXTS[name]
 
 
-def table(rows: Sequence[Row]) -> str:
-    lines = [HEADINGS]
-    for row in rows:
-        verdict = "" if row.ok is None else ("ok" if row.ok else "under")
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        lines.append((row.figure, row.value, row.beside, ratio, row.bar, verdict))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-    right = {1, 3}
-    printed = [
-        "  ".join(
-            text.rjust(width) if column in right else text.ljust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    printed.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(printed)
+def text(results: Results) -> str:
+    """What is printed at the end of a run."""
+    judged = [bar for bar in bars.judge(results) if bar.measured]
+    pieces = [str(bars.table(judged))] if judged else []
+    if "peers" in results.samples:
+        pieces.append(str(comparison.table(results)))
+    for name, module in CHAPTERS.items():
+        pieces += [f"{module.TITLE}\n\n{table}" for table in module.tables(results.of(name)) if table.lines]
+    pieces += [f"{one.measurement}, {one.part}, could not run: {one.why}" for one in results.failures]
+    pieces.append(f"{results.seconds:.0f} s on {results.machine}. {_care(results)}")
+    return "\n\n".join(pieces)
+
+
+def main() -> int:
+    file = Path(sys.argv[1]) if len(sys.argv) > 1 else FIGURES
+    if not file.exists():
+        print(f"{file} does not exist: make bench writes it", file=sys.stderr)
+        return 1
+    write(load(file))
+    print(f"{DOCUMENT.relative_to(ROOT)} and its plots are made from {file.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,32 +5,49 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from bench.processes import Process
+from bench.setups import Setup
+from tests.postgres import Postgres
 
 Sample = Mapping[str, Any]
 Part = Callable[[], Awaitable[Sample]]
+Parts = Mapping[str, Part]
+T = TypeVar("T")
 
 
 class Samples:
-    """What each part brought in each round."""
+    """What each part of a measurement brought in each round."""
 
-    def __init__(self, parts: Mapping[str, Part]) -> None:
-        self.of: dict[str, list[Sample]] = {name: [] for name in parts}
+    def __init__(self, of: Mapping[str, Sequence[Sample]]) -> None:
+        self.of = of
 
-    def median(self, part: str, figure: str) -> float:
-        return float(statistics.median(sample[figure] for sample in self.of[part]))
+    def __contains__(self, part: str) -> bool:
+        return bool(self.of.get(part))
+
+    def each(self, part: str, figure: str) -> list[float]:
+        return [sample[figure] for sample in self.of.get(part, ()) if sample.get(figure) is not None]
+
+    def median(self, part: str, figure: str) -> float | None:
+        """None if the part did not run, or does not have the figure."""
+        values = self.each(part, figure)
+        return float(statistics.median(values)) if values else None
 
     def ratio(self, part: str, ceiling: str, figure: str) -> float | None:
         """The median of the rounds' ratios of one figure of two parts."""
-        pairs = zip(self.of.get(part, ()), self.of.get(ceiling, ()), strict=False)
-        ratios = [above[figure] / below[figure] for above, below in pairs if below[figure]]
+        pairs = zip(self.each(part, figure), self.each(ceiling, figure), strict=False)
+        ratios = [above / below for above, below in pairs if below]
         return statistics.median(ratios) if ratios else None
+
+    def middle(self, part: str, figure: str) -> Sample | None:
+        """The whole sample of the round whose figure is in the middle."""
+        there = [sample for sample in self.of.get(part, ()) if sample.get(figure) is not None]
+        return sorted(there, key=lambda sample: float(sample[figure]))[(len(there) - 1) // 2] if there else None
 
 
 class Bench(Struct, frozen=True):
@@ -38,8 +55,8 @@ class Bench(Struct, frozen=True):
 
     directory: Path
     receiver: Process
-    rounds: int
-    rounds_long: int  # of what takes long
+    postgres: Postgres | None  # None: it is not on this machine
+    setups: Sequence[Setup]
     quick: bool
     started: float
 
@@ -52,12 +69,14 @@ class Bench(Struct, frozen=True):
         clear, end = ("\r\x1b[K", "") if sys.stderr.isatty() else ("", "\n")
         print(f"{clear}[{time.monotonic() - self.started:4.0f} s] {text}", end=end, file=sys.stderr, flush=True)
 
-    async def interleave(self, name: str, parts: Mapping[str, Part], *, long: bool = False) -> Samples:
-        """Run all parts in each round, every second round backwards."""
-        samples = Samples(parts)
-        rounds = self.rounds_long if long else self.rounds
-        for number in range(rounds):
-            for part in list(parts)[:: 1 if number % 2 == 0 else -1]:
-                self.say(f"{name}: round {number + 1} of {rounds}: {part}")
-                samples.of[part].append(await parts[part]())
-        return samples
+
+def spread(blocks: Sequence[Sequence[T]], guests: Sequence[T]) -> list[T]:
+    """The blocks one after another, with the guests between them as evenly as can be, the last one at the end."""
+    turns: list[T] = []
+    placed = 0
+    for number, block in enumerate(blocks, 1):
+        turns += block
+        until = len(guests) * number // len(blocks)
+        turns += guests[placed:until]
+        placed = until
+    return turns + list(guests[placed:])

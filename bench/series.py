@@ -14,6 +14,11 @@ def percentile(ascending: Sequence[float], percent: float) -> float:
     return ascending[min(len(ascending) - 1, int(len(ascending) * percent / 100))]
 
 
+def percentiles(ascending: Sequence[float]) -> list[float]:
+    """Those from 0 to 100: 101 values, the last of them the greatest; nothing for none at all."""
+    return [percentile(ascending, percent) for percent in range(101)] if ascending else []
+
+
 def buckets(seconds: Iterable[float]) -> list[int]:
     """How many of the instants, given in seconds after the start, fall into each bucket."""
     counts: list[int] = []

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from bench.deliveries import START_MS, ahead_of, fired
+from functools import partial
+
+from bench.firing import Figures, ahead_of, fired
 from bench.processes import BenchError, worker
-from bench.report import Row, compared, ms, us
-from bench.rounds import Bench, Sample
+from bench.rounds import Bench, Part, Parts, Sample, Samples
+from bench.setups import SETUPS, Setup
+from bench.tables import Table, across, ms, us
 from bench.timers import evenly
 
+TITLE = "A steady 1,000 timers a second"
 PER_SECOND = 1_000
+FILL_PER_MS = 10
+LOOP = "bare loop"
 
 
-async def measure(bench: Bench) -> list[Row]:
-    file = bench.directory / "steady.db"
+def parts(bench: Bench) -> Parts:
     seconds = 4 if bench.quick else 8
     count = PER_SECOND * seconds
 
-    async def once(first: int) -> Sample | None:
-        return await fired(bench, file, list(evenly(bench.url, PER_SECOND, seconds, first)), first)
+    def timers(setup: Setup) -> Part:
+        async def once(first: int) -> Figures | None:
+            return await fired(bench, setup, list(evenly(bench.url, PER_SECOND, seconds, first)), first)
 
-    async def timers() -> Sample:
-        return await ahead_of(once, START_MS + count // 20)
+        return partial(ahead_of, once, setup.start_ms + count // FILL_PER_MS)
 
     async def loop() -> Sample:
         await bench.receiver.ask("reset")
@@ -31,21 +36,21 @@ async def measure(bench: Bench) -> list[Row]:
             raise BenchError(f"{sample['count']} requests of the bare loop came, not {count}")
         return sample
 
-    s = await bench.interleave("steady", {"duetime": timers, "bare loop": loop}, long=True)
-    rows = []
-    for name, figure in (("p50", "p50_ms"), ("p99", "p99_ms"), ("p99.9", "p999_ms")):
-        row = compared(
-            f"steady 1,000/s, lateness {name}",
-            ms(s.median("duetime", figure)),
-            f"bare loop {ms(s.median('bare loop', figure))}",
-            s.ratio("duetime", "bare loop", figure),
-        )
-        if name == "p99":
-            pairs = zip(s.of["duetime"], s.of["bare loop"], strict=True)
-            row.bar = "≤ 2 × bare + 10 ms"
-            # Most rounds must hold it: a mean would let one stall of the bare loop pass for a good figure of ours.
-            held = [ours[figure] <= 2 * bare[figure] + 10 for ours, bare in pairs]
-            row.ok = sum(held) > len(held) / 2
-        rows.append(row)
-    rows.append(Row("  server CPU per timer", us(s.median("duetime", "server_cpu"))))
-    return rows
+    made: dict[str, Part] = {
+        setup.name: timers(setup) for setup in bench.setups if setup.workers == 1 or not bench.quick
+    }
+    return made | {LOOP: loop}
+
+
+def tables(samples: Samples) -> list[Table]:
+    names = (*SETUPS, LOOP)
+    lines = across(
+        samples,
+        names,
+        ("lateness p50", "p50_ms", ms),
+        ("lateness p99", "p99_ms", ms),
+        ("lateness p99.9", "p999_ms", ms),
+        ("CPU of the service per timer", "server_cpu", us),
+        ("CPU of the database per timer", "store_cpu", us),
+    )
+    return [Table(["", *names], lines)]

@@ -1,64 +1,143 @@
-"""Measures timers end to end: created over HTTP at full speed, fired a few seconds later, delivered and recorded."""
+"""Measures timers end to end: made over HTTP, due a second later, delivered and recorded, all at the same time.
+
+In batches it is a closed loop: no more is made while a fixed number is on the way, so that what is measured is what
+the service keeps up with and not how fast it falls behind. One by one, making is what limits it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
-from bench.creates import measured
-from bench.deliveries import arrivals
-from bench.processes import duetime
-from bench.report import Row, rate, us
-from bench.rounds import Bench, Sample
+from bench.creates import CONNECTIONS as CONNECTIONS_SINGLE
+from bench.creates import load
+from bench.firing import arrivals
+from bench.machine import busy_share
+from bench.processes import KEY, BenchError, Process
+from bench.rounds import Bench, Part, Parts, Sample, Samples
 from bench.series import rate_between
-from bench.timers import create_body, remove
+from bench.setups import SETUPS, Setup
+from bench.tables import Table, across, mb, percent, rate, us
+from bench.timers import batch_body, durable_body, now_ms
+from duetime.timetext import format_time
 
-AHEAD_MS = 5_500  # the door asks for five seconds, and a request may wait in line
-SETTLE_SECONDS = 0.5
+TITLE = "End to end, sustained"
+AHEAD_MS = 1_000
+BATCH = 100
+CONNECTIONS = 4
+ON_THE_WAY_MAX = 24_000
+LOOK_SECONDS = 0.005
+SETTLE_SECONDS = 1.0
 
 
-async def measure(bench: Bench) -> list[Row]:
-    file = bench.directory / "sustained.db"
-    seconds = 7.5 if bench.quick else 9.0
-    ahead = AHEAD_MS / 1000
+def single_name(setup: str) -> str:
+    return f"{setup}, one by one"
 
-    async def both() -> Sample:
+
+def parts(bench: Bench) -> Parts:
+    made: dict[str, Part] = {setup.name: partial(_measure, bench, setup, _in_batches) for setup in bench.setups}
+    if not bench.quick:
+        made |= {single_name(setup.name): partial(_measure, bench, setup, _one_by_one) for setup in bench.setups}
+    return made
+
+
+async def _measure(bench: Bench, setup: Setup, make: Any) -> Sample:
+    seconds = 6.0 if bench.quick else 10.0
+    address = await setup.create()
+    try:
         await bench.receiver.ask("reset")
-        async with duetime(bench.directory, file) as server:
-            cpu = server.cpu_seconds()
-            made = await measured(bench, server, seconds, body=create_body(bench.url), ahead_ms=AHEAD_MS)
-            count = made["answers"]
-            came = await arrivals(bench, count, server)
+        async with setup.serve(bench.directory, address) as server:
+            cpu, store_cpu = server.cpu_seconds(), setup.store_cpu_seconds()
+            started = time.time()
+            count, busy = await busy_share(make(bench, server, seconds))
             ended = time.time()
-            cpu = server.cpu_seconds() - cpu
-        remove(file)
-        started = made["started_at"]
-        begin, end = started + ahead + SETTLE_SECONDS, started + seconds
-        first = came["first_at"]
-        return {
-            "count": count,
-            "whole": count / (ended - started),
-            "without_wait": count / (ended - started - ahead),
-            "creates_alone": rate_between(made["buckets"], SETTLE_SECONDS, ahead),
-            "creates_both": rate_between(made["buckets"], begin - started, end - started),
-            "deliveries_both": rate_between(came["buckets"], begin - first, end - first),
-            "tail": came["last_at"] - end - ahead,
-            "cpu": cpu / count,
-            "p50_ms": came["p50_ms"],
-            "p99_ms": came["p99_ms"],
-        }
+            came = await arrivals(bench, count, server)
+            cpu, store_cpu = server.cpu_seconds() - cpu, setup.store_cpu_seconds() - store_cpu
+            rss = server.rss_bytes()
+    finally:
+        await setup.drop(address)
+    first = came["first_at"]
+    return {
+        "count": count,
+        "per_second": rate_between(came["buckets"], started + AHEAD_MS / 1000 + SETTLE_SECONDS - first, ended - first),
+        "server_cpu": cpu / count,
+        "store_cpu": store_cpu / count,
+        "rss_bytes": rss,
+        "busy": busy,
+    }
 
-    # It has no ceiling to take turns with, so once is as good as often.
-    bench.say("end to end: duetime")
-    s = await both()
-    return [
-        Row(f"end to end, {s['count']:,.0f} timers", rate(s["whole"]), "from first create to last record"),
-        Row("", rate(s["without_wait"]), f"less the {ahead:g} s that each waits to be due"),
-        Row(
-            "  while both sides run",
-            f"{rate(s['creates_both'])} + {rate(s['deliveries_both'])}",
-            f"created + delivered; creates alone {rate(s['creates_alone'])}",
-        ),
-        Row("  lateness p50 / p99", f"{s['p50_ms']:,.0f} ms / {s['p99_ms']:,.0f} ms"),
-        Row("  last delivery after its time", f"{s['tail']:.1f} s"),
-        Row("  server CPU per timer, whole life", us(s["cpu"])),
-    ]
+
+async def _one_by_one(bench: Bench, server: Process, seconds: float) -> int:
+    plan = {"path": "/api/v1/timers", "body": durable_body(bench.url), "ahead_ms": AHEAD_MS}
+    made: Mapping[str, int] = await load(bench, server, seconds, connections=CONNECTIONS_SINGLE, **plan)
+    return made["answers"]
+
+
+async def _in_batches(bench: Bench, server: Process, seconds: float) -> int:
+    template = batch_body(bench.url, BATCH)
+    until = time.monotonic() + seconds
+    sent = came = 0
+    over = False
+
+    async def watch() -> None:
+        nonlocal came
+        while not over:  # to the end of an answer: the next question is somebody else's
+            came = (await bench.receiver.ask("wait 0 0"))["count"]
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def send() -> None:
+        nonlocal sent
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 20)
+        try:
+            while time.monotonic() < until:
+                if sent - came + BATCH > ON_THE_WAY_MAX:
+                    await asyncio.sleep(LOOK_SECONDS)
+                    continue
+                sent += BATCH
+                at = now_ms() + AHEAD_MS
+                await _post(reader, writer, template.replace("{at}", format_time(at)).replace("{due}", str(at)))
+        finally:
+            writer.close()
+
+    watching = asyncio.create_task(watch())
+    try:
+        await asyncio.gather(*(send() for _ in range(CONNECTIONS)))
+    finally:
+        over = True
+        await watching
+    return sent
+
+
+async def _post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: str) -> None:
+    head = (
+        f"POST /api/v1/timers/batch HTTP/1.1\r\nHost: bench\r\nX-API-Key: {KEY}\r\nContent-Type: application/json\r\n"
+    )
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    answer = await reader.readuntil(b"\r\n\r\n")
+    length = answer.lower().partition(b"content-length: ")[2].partition(b"\r")[0]
+    await reader.readexactly(int(length))
+    if answer[9:12] != b"200":
+        raise BenchError(f"a batch was refused: {answer.decode()}")
+
+
+def tables(samples: Samples) -> list[Table]:
+    made = []
+    for title, names in (
+        (f"in batches of {BATCH}", SETUPS),
+        ("one by one", [single_name(setup) for setup in SETUPS]),
+    ):
+        lines = across(
+            samples,
+            names,
+            ("delivered while as many are made", "per_second", rate),
+            ("CPU of the service per timer, whole life", "server_cpu", us),
+            ("CPU of the database per timer, whole life", "store_cpu", us),
+            ("memory of the service at the end", "rss_bytes", mb),
+            ("the machine was busy", "busy", percent),
+        )
+        if lines:
+            made.append(Table([title, *SETUPS], lines))
+    return made

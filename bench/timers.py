@@ -23,11 +23,12 @@ from duetime.model import (
     Timer,
 )
 from duetime.sharding import shard_of
+from duetime.stores.postgres import PostgresStore
 from duetime.stores.sqlite import SqliteStore
 
 SHARDS = 64
 BATCH = 1_000
-BATCHES_AT_ONCE = 100
+BATCHES_AT_ONCE, BATCHES_AT_ONCE_POSTGRES = 100, 4
 DAY_MS = 86_400_000
 HEADERS = {"X-Tenant": "acme"}
 _PAYLOAD = '{"due":%s,"order":"8f14e45f-ceea-467f","note":"remind the customer that the basket is still there"}'
@@ -35,6 +36,7 @@ _CREATE = (
     '{"execute_at":"{at}","callback_url":"%s","callback_method":"POST","callback_headers":{"X-Tenant":"acme"},'
     '"callback_payload":%s,"metadata":{"source":"bench"}}'
 )
+_DURABLE = '{"executeAt":"{at}","callbackUrl":"%s","callbackHeaders":{"X-Tenant":"acme"},"payload":%s}'
 
 
 def now_ms() -> int:
@@ -44,6 +46,16 @@ def now_ms() -> int:
 def create_body(url: str) -> str:
     """A create request of about 300 bytes; ``{at}`` and ``{due}`` are filled in by the load generator."""
     return _CREATE % (url, _PAYLOAD % "{due}")
+
+
+def durable_body(url: str) -> str:
+    """The same for the durable door."""
+    return _DURABLE % (url, _PAYLOAD % "{due}")
+
+
+def batch_body(url: str, count: int) -> str:
+    """A batch of the same; the load generator fills in one instant for all of them."""
+    return '{"timers":[' + ",".join([durable_body(url)] * count) + "]}"
 
 
 def callback_body() -> str:
@@ -92,18 +104,23 @@ def far_ahead(url: str, count: int) -> Iterator[Timer]:
     return (timer(url, tomorrow + random.randrange(365 * DAY_MS)) for _ in range(count))
 
 
-async def fill(path: Path, timers: Iterable[Timer]) -> None:
-    """Put the timers into the file, which is made if need be, and leave nothing of it unwritten."""
-    store = SqliteStore(path, SystemClock(), shards=SHARDS)
+async def fill_store(store: SqliteStore | PostgresStore, timers: Iterable[Timer]) -> None:
+    """Open the store, put the timers into it, and leave nothing of it unwritten."""
     await store.open()
     try:
         rest = iter(timers)
-        while some := list(islice(rest, BATCH * BATCHES_AT_ONCE)):
-            # Asked at once they share a commit, and sorted they come to each page of the random index once.
-            some.sort(key=lambda one: one.uuid)
+        # Asked at once they share a commit on SQLite; on PostgreSQL they share its few connections.
+        at_once = BATCHES_AT_ONCE if isinstance(store, SqliteStore) else BATCHES_AT_ONCE_POSTGRES
+        while some := list(islice(rest, BATCH * at_once)):
+            some.sort(key=lambda one: one.uuid)  # so they come to each page of the random index once
             await asyncio.gather(*(store.put_many(some[at : at + BATCH]) for at in range(0, len(some), BATCH)))
     finally:
         await store.close()
+
+
+async def fill(path: Path, timers: Iterable[Timer]) -> None:
+    """Put the timers into the file, which is made if need be."""
+    await fill_store(SqliteStore(path, SystemClock(), shards=SHARDS), timers)
 
 
 def copy(source: Path, to: Path) -> None:

@@ -4,9 +4,9 @@ The fence is the share lock. ``SELECT … FOR SHARE`` on the shards' rows, in a 
 under way, judges owner and version by what it left, and keeps the next claim out until this statement is committed. A
 condition without the lock, or with a weaker one, reads the owner of a moment ago and lets a stale one write.
 
-Shards are locked in their order, then instances and timers, counts last; where two CTEs would be run in either order, one
-asks the other how many there are. Two statements that change several timers have no timer in
-common, since each is of one owner's shards. So no two wait for each other in a circle.
+Shards are locked in their order, then instances and timers, counts last; where two CTEs could run in either order, one
+asks the other how many there are. Two statements that change several timers have no timer in common, since each is of
+one owner's shards. So no two wait for each other in a circle.
 """
 
 from __future__ import annotations

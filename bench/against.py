@@ -1,0 +1,80 @@
+"""Measures the peers, what a user would pick otherwise, in the same run: each does the same job on its own store."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from bench.herd import QUICK, SMALL
+from bench.processes import BenchError
+from bench.rounds import Bench, Parts, Samples
+from bench.tables import Table
+
+TITLE = "Peers"
+SINGLES, BATCHED, HERD, SUSTAINED = (
+    "singles_per_second",
+    "batched_per_second",
+    "herd_per_second",
+    "sustained_per_second",
+)
+
+
+def parts(bench: Bench) -> Parts:
+    from bench.peers import PEERS  # an environment of its own: the rest runs without it
+
+    return {name: partial(_measure, bench, name) for name in PEERS}
+
+
+async def _measure(bench: Bench, name: str) -> dict[str, Any]:
+    from bench.peers import measure
+
+    figures = await measure(
+        name,
+        directory=bench.directory,
+        receiver=bench.receiver,
+        herd=herd_size(bench.quick),
+        quick=bench.quick,
+        say=bench.say,
+    )
+    if figures.error:
+        raise BenchError(figures.error)
+    late = figures.herd_lateness_ms
+    return {**msgspec.structs.asdict(figures), "p50_ms": late[50], "p99_ms": late[99]}
+
+
+def herd_size(quick: bool) -> int:
+    """How many each peer is given at one instant."""
+    return QUICK if quick else SMALL
+
+
+def missing() -> str | None:
+    """Why there are no peers, or None."""
+    try:
+        from bench.peers import missing
+    except ImportError as error:
+        return f"The peers could not be loaded: {error}"
+    return missing()
+
+
+def fastest(samples: Samples, figure: str) -> tuple[str, float] | None:
+    """The best peer by a rate."""
+    rates = {peer: value for peer in samples.of if (value := samples.median(peer, figure)) is not None}
+    best = max(rates, key=lambda peer: rates[peer], default=None)
+    return None if best is None else (best, rates[best])
+
+
+def soonest(samples: Samples, figure: str) -> tuple[str, float] | None:
+    """The best peer by a lateness."""
+    late = {peer: value for peer in samples.of if (value := samples.median(peer, figure)) is not None}
+    best = min(late, key=lambda peer: late[peer], default=None)
+    return None if best is None else (best, late[best])
+
+
+def tables(samples: Samples) -> list[Table]:
+    peers = [peer for peer in samples.of if peer in samples]
+    if not peers:
+        return []
+    about = [[peer, samples.of[peer][0]["version"], samples.of[peer][0]["setup"]] for peer in peers]
+    return [Table(["peer", "version", "set up"], about, texts=(0, 1, 2))]
