@@ -49,15 +49,17 @@ chaos: $(READY_DEV) ## do all kinds of harm to a cluster under load, for half an
 screenshots: $(READY_DEV) ## make the pictures of the web page that are in docs/images
 	@$(BIN)/python -m tests.web.screenshots
 
-lock: ## write the lock files anew from pyproject.toml
+COMPILE := $(VENV)/lock/bin/uv pip compile --universal --python-version 3.11 --generate-hashes \
+  --no-header --no-annotate --no-emit-index-url --no-emit-find-links --upgrade -q
+
+lock: ## write the lock files anew from pyproject.toml and requirements-bench.in
 	@$(PYTHON) -m venv $(VENV)/lock && $(VENV)/lock/bin/pip install -q uv
-	@for extra in "" "--extra dev"; do \
-	  $(VENV)/lock/bin/uv pip compile pyproject.toml $$extra --universal --python-version 3.11 --generate-hashes \
-	    --no-header --no-annotate --no-emit-index-url --no-emit-find-links --upgrade -q \
-	    -o requirements$${extra:+-dev}.lock; done
+	@$(COMPILE) pyproject.toml -o requirements.lock
+	@$(COMPILE) pyproject.toml --extra dev -o requirements-dev.lock
+	@$(COMPILE) requirements-bench.in -o requirements-bench.lock
 
 clean: ## remove what was set up
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_BENCH) bench/peers/node_modules .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # A venv for running, and what developing adds to it. The package itself is linked, so a change needs no new install.
 $(READY): requirements.lock pyproject.toml

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import duetime
-from duetime.doors.web import FOLDER, TYPES, WebDoor
+from duetime.doors.web import FOLDER, HELLO, TYPES, WebDoor
 from tests.doors.durable import failure
 from tests.servers import KEY, Duetime
 
@@ -42,6 +42,11 @@ def test_the_page_is_at_the_root(service: Duetime) -> None:
     assert service.request("HEAD", "/", headers={}).headers["content-length"] == headers["content-length"]
     answer = service.request("POST", "/", headers={})
     failure(answer, 405, "METHOD_NOT_ALLOWED")
+
+
+def test_a_newcomer_s_first_timer_has_somebody_to_call(service: Duetime) -> None:
+    assert service.request("POST", HELLO, json={"payload": 1}, headers={}).status == 200
+    failure(service.request("POST", HELLO, json={"payload": "x" * 5000}, headers={}), 413, "PAYLOAD_TOO_LARGE")
 
 
 def test_what_a_browser_has_is_not_sent_again(service: Duetime) -> None:
@@ -97,8 +102,8 @@ def test_files_are_read_once(tmp_path: Path) -> None:
     (tmp_path / ".hidden").write_text("2")
     door = WebDoor(refusal=lambda error: pytest.fail(str(error)), folder=tmp_path)
     (tmp_path / "later.js").write_text("3")
-    assert set(door.routes()) == {"/", "/ui/index.html", "/ui/below/a.js"}
-    assert set(WebDoor(refusal=door.refusal, folder=tmp_path / "below").routes()) == {"/ui/a.js"}
+    assert set(door.routes()) == {"/", HELLO, "/ui/index.html", "/ui/below/a.js"}
+    assert set(WebDoor(refusal=door.refusal, folder=tmp_path / "below").routes()) == {HELLO, "/ui/a.js"}
 
 
 def test_the_package_has_them_all() -> None:
