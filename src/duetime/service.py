@@ -130,10 +130,12 @@ class Service:
         refused = await self._refused_targets(dict(zip(places, targets, strict=True)))
         answers: list[tuple[Timer, bool] | DuetimeError] = []
         for new, place in zip(news, places, strict=True):
+            if place in refused:
+                answers.append(refused[place])
+                continue
             try:
-                if place in refused:
-                    raise refused[place]
-                answers.append((await self._made(new), True))
+                namespace = self._namespaces.get(new.namespace) or await self._namespace_for(new.namespace)
+                answers.append((self._timer(new, namespace), True))
             except DuetimeError as error:
                 answers.append(error)
         timers = [answer[0] for answer in answers if isinstance(answer, tuple)]
@@ -194,7 +196,9 @@ class Service:
         raise StoreUnavailable("the timer keeps changing; try again")
 
     async def _made(self, new: NewTimer) -> Timer:
-        namespace = self._namespaces.get(new.namespace) or await self._namespace_for(new.namespace)
+        return self._timer(new, self._namespaces.get(new.namespace) or await self._namespace_for(new.namespace))
+
+    def _timer(self, new: NewTimer, namespace: Namespace) -> Timer:
         now = self.clock.now()
         id = new.id or next(self._new_ids)
         revision = getrandbits(REVISION_BITS)
@@ -428,13 +432,16 @@ class Service:
         await self._store.ping()
 
 
+_VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+
+
 def _random_ids() -> Iterator[str]:
     """Random UUIDs (version 4). Asking the system for 16 bytes costs more than the rest of it: it is asked for many."""
     while True:
-        drawn = os.urandom(16 * IDS_AT_ONCE)
-        for start in range(0, len(drawn), 16):
-            h = drawn[start : start + 16].hex()
-            yield f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{'89ab'[drawn[start + 8] & 3]}{h[17:20]}-{h[20:]}"
+        drawn = os.urandom(16 * IDS_AT_ONCE).hex()
+        for start in range(0, len(drawn), 32):
+            h = drawn[start : start + 32]
+            yield f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANTS[h[16]]}{h[17:20]}-{h[20:]}"
 
 
 def _counted(number: int) -> Counted:

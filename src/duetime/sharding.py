@@ -22,7 +22,9 @@ def _namespace_hash(namespace: str) -> int:
 
 def shard_of(namespace: str, id: str, *, namespace_shards: int, shards: int) -> int:
     """The shard of a timer: a namespace starts at a place of its own and spreads over as many shards as it has."""
-    return (_namespace_hash(namespace) + _hash(id.encode()) % namespace_shards) % shards
+    hashed = _HASH.copy()
+    hashed.update(id.encode())
+    return (_namespace_hash(namespace) + int.from_bytes(hashed.digest(), "big") % namespace_shards) % shards
 
 
 def assigned(owner_id: bytes, instances: Collection[bytes], shards: Iterable[int]) -> set[int]:

@@ -175,10 +175,8 @@ class Store(Protocol):
     # What clients do.
 
     async def put(self, timer: Timer) -> Timer | None:
-        """Write a new timer; when its identity is taken, leave that one alone and return it.
-
-        One that is final from the start is for imports and tests: then nobody else may put the same identity meanwhile.
-        """
+        """Write a new timer, which nothing has happened to yet; when its identity is taken, leave that one alone and
+        return it."""
 
     async def put_many(self, timers: Sequence[Timer]) -> list[Timer | None]:
         """``put`` for each, in one durable write."""

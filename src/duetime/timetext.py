@@ -33,6 +33,18 @@ _LEAP_SECOND = re.compile(r"[0-9-]{10}T[0-9]{2}:[0-9]{2}:60").match
 
 def parse_time(text: str, field: str) -> int:
     """Milliseconds since the epoch of an RFC 3339 time; digits below the millisecond round up, so never too early."""
+    try:  # as most programs print it: the way back through the tables of ``format_time``
+        return _hour_ms(text[:14]) + _MINUTES_MS[text[14:17]] + _SECONDS_MS[text[17:19]] + _REST_MS[text[19:]]
+    except (KeyError, InvalidInput):
+        return _parse_any_time(text, field)
+
+
+@lru_cache(maxsize=4_096)
+def _hour_ms(text: str) -> int:
+    return _parse_any_time(f"{text}00:00Z", "")
+
+
+def _parse_any_time(text: str, field: str) -> int:
     match = _TIME(text)
     if match is None:
         # RFC 3339 lets "t" and "z" be lower case. Hardly anybody writes them, so only a miss pays for it.
@@ -67,6 +79,9 @@ def _time_fault(text: str) -> str:
 _MINUTES = tuple(f"{n:02d}:" for n in range(60))
 _SECONDS = tuple(f"{n:02d}." for n in range(60))
 _MILLIS = tuple(f"{n:03d}Z" for n in range(1_000))
+_MINUTES_MS = {text: n * MINUTE_MS for n, text in enumerate(_MINUTES)}
+_SECONDS_MS = {text[:2]: n * SECOND_MS for n, text in enumerate(_SECONDS)}
+_REST_MS = {"Z": 0} | {f".{text}": n for n, text in enumerate(_MILLIS)}
 
 
 @lru_cache(maxsize=4_096)

@@ -122,7 +122,7 @@ async def test_an_attempt_is_begun_once(store) -> None:
 async def test_only_pending_timers_are_due(store) -> None:
     held = await holding(store)
     for status in (Status.COMPLETED, Status.FAILED, Status.CANCELED):
-        await store.put(ended(status.value, status))
+        await with_timers(store, ended(status.value, status))
     assert await store.begin(ALICE, held, 10) == await store.begin(ALICE, held, 10)
     assert (await store.begin(ALICE, held, 10)).timers == []
     assert (await store.begin(ALICE, held, 10)).next_at is None

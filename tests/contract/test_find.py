@@ -91,7 +91,7 @@ async def test_a_namespace_without_timers_has_none(store, crowd: list[Timer]) ->
 
 
 async def test_found_timers_are_whole(store) -> None:
-    await store.put(FULL)
+    await with_timers(store, FULL)
     assert await store.find(Query(namespace="default")) == [FULL]
 
 

@@ -48,7 +48,7 @@ PAYLOADS = {
 
 @pytest.mark.parametrize("whole", [FULL, PLAIN], ids=["every field", "no optional field"])
 async def test_a_timer_comes_back_whole(store, whole: Timer) -> None:
-    assert await store.put(whole) is None
+    await with_timers(store, whole)
     assert await store.get(whole.namespace, whole.id) == whole
 
 
@@ -74,7 +74,7 @@ async def test_payload_and_metadata_come_back_byte_for_byte(store, payload: Raw)
 
 
 async def test_headers_keep_their_order(store) -> None:
-    await store.put(FULL)
+    await with_timers(store, FULL)
     found = await store.get("default", FULL.id)
     assert list(found.definition.target.headers) == ["X-B", "X-A"]
 
@@ -102,7 +102,7 @@ async def test_the_same_id_in_another_namespace_is_another_timer(store) -> None:
 @pytest.mark.parametrize("status", list(Status))
 async def test_a_taken_identity_returns_the_timer_that_has_it_and_leaves_it_alone(store, status: Status) -> None:
     first = timer(status=status)
-    assert await store.put(first) is None
+    await with_timers(store, first)
     assert await store.put(another(first)) == first
     assert await store.get("default", "a") == first
     assert (await store.tally())[status] == 1

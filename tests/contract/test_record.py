@@ -145,7 +145,7 @@ async def test_a_timer_that_is_gone_is_refused(store) -> None:
     timers = await begun(store, 5)
     await store.swap(timers[2], None)
     await store.swap(timers[4], None)
-    await store.put(again := another(changed(timers[4], status=Status.PENDING)))
+    await store.put(again := another(timers[4]))
     assert await store.record(ALICE, [(t, completed(t)) for t in timers]) == [True, True, False, True, False]
     assert await store.get("default", timers[2].id) is None
     assert await store.get("default", again.id) == again

@@ -108,8 +108,9 @@ def changed(timer: Timer, **changes: object) -> Timer:
 
 
 def another(timer: Timer) -> Timer:
-    """A different timer with the same identity."""
-    return changed(timer, revision=next(_revisions), definition=definition(Raw(b'"another"')), fingerprint="another")
+    """A different, new timer with the same identity."""
+    other = changed(timer, revision=next(_revisions), definition=definition(Raw(b'"another"')), fingerprint="another")
+    return as_new(other)
 
 
 def touched(timer: Timer) -> Timer:
@@ -134,8 +135,30 @@ def ids(timers: Sequence[Timer]) -> list[str]:
     return [timer.id for timer in timers]
 
 
+def as_new(timer: Timer) -> Timer:
+    """The timer before anything happened to it, already at its revision."""
+    return Timer(
+        namespace=timer.namespace,
+        id=timer.id,
+        shard=timer.shard,
+        definition=timer.definition,
+        execute_at=timer.execute_at,
+        fire_at=timer.execute_at,
+        created_at=timer.created_at,
+        updated_at=timer.created_at,
+        revision=timer.revision,
+        firing=timer.revision,
+        fingerprint=timer.fingerprint,
+        correlation_id=timer.correlation_id,
+    )
+
+
 async def with_timers(store: Store, *timers: Timer) -> None:
-    assert await store.put_many(timers) == [None] * len(timers)
+    """Have these timers in the store, whatever has happened to them."""
+    new = [as_new(timer) for timer in timers]
+    assert await store.put_many(new) == [None] * len(timers)
+    changes = [(before, after) for before, after in zip(new, timers, strict=True) if before != after]
+    assert all(await asyncio.gather(*(store.swap(before, after) for before, after in changes)))
 
 
 async def with_namespace(store: Store, name: str, **fields: object) -> Namespace:

@@ -226,24 +226,20 @@ class DurableDoor:
     # Timers.
 
     async def create(self, request: Request) -> Response:
-        new = await self._wanted(await self._read(request, schema.CreateTimer))
-        if isinstance(new, Timer):
-            return _ok(new)
+        asked = await self._read(request, schema.CreateTimer)
+        new = self._new(asked)
+        if not self._is_ahead(asked, new.execute_at):
+            return _ok(await self._earlier(new))
         timer, fresh = await self._service.create(new)
         self._telemetry.created("durable", int(fresh))
         return _ok(timer)
 
-    async def _wanted(self, asked: schema.CreateTimer) -> NewTimer | Timer:
-        """The timer to make, or the one that an earlier request made, should its time have come since."""
-        new = self._new(asked)
-        try:
-            self._check_ahead(asked, new.execute_at)
-        except InvalidInput:
-            there = new.id and await self._service.repeated(new.namespace, new.id, new.fingerprint)
-            if not there:
-                raise
-            return there
-        return new
+    async def _earlier(self, new: NewTimer) -> Timer:
+        """The timer that an earlier request made, for a repeat that comes when its time is past."""
+        there = new.id and await self._service.repeated(new.namespace, new.id, new.fingerprint)
+        if not there:
+            raise _not_ahead()
+        return there
 
     async def upsert(self, request: Request) -> Response:
         asked = await self._read(request, schema.CreateTimer)
@@ -262,12 +258,13 @@ class DurableDoor:
             try:
                 if len(raw) > self._request_bytes_max:
                     raise PayloadTooLarge("timer", f"is larger than {self._request_bytes_max} bytes")
-                wanted = await self._wanted(_decode(bytes(raw), schema.CreateTimer))
-                if isinstance(wanted, Timer):
-                    results.append(schema.BatchResult(200, timer=shown_timer(wanted)))
-                else:
-                    news.append(wanted)
+                asked = _decode(bytes(raw), schema.CreateTimer)
+                new = self._new(asked)
+                if self._is_ahead(asked, new.execute_at):
+                    news.append(new)
                     results.append(None)
+                else:
+                    results.append(schema.BatchResult(200, timer=shown_timer(await self._earlier(new))))
             except StoreError:
                 raise
             except DuetimeError as error:
@@ -448,10 +445,17 @@ class DurableDoor:
         at = None if asked.execute_at is None else parse_time(asked.execute_at, "executeAt")
         return at, at
 
-    def _check_ahead(self, asked: schema.Changes, execute_at: int | None) -> None:
+    def _is_ahead(self, asked: schema.Changes, execute_at: int | None) -> bool:
         # A delay is from now on, even if now is past by a moment.
-        if asked.delay is None and execute_at is not None and execute_at <= self._service.clock.now():
-            raise InvalidInput("executeAt", "must be in the future")
+        return asked.delay is not None or execute_at is None or execute_at > self._service.clock.now()
+
+    def _check_ahead(self, asked: schema.Changes, execute_at: int | None) -> None:
+        if not self._is_ahead(asked, execute_at):
+            raise _not_ahead()
+
+
+def _not_ahead() -> InvalidInput:
+    return InvalidInput("executeAt", "must be in the future")
 
 
 def _ok(timer: Timer) -> Response:

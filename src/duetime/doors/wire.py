@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Never, TypeVar
 
 import msgspec
@@ -57,7 +58,7 @@ def check_json(body: bytes, *, depth_max: int = DEPTH_MAX) -> None:
         raise InvalidInput(_BODY, _json_fault(body)) from None
     if _BACKSLASH in body and b"\\u0000" in body and _ESCAPED_NUL(body):
         raise InvalidInput(_BODY, "must not hold the character \\u0000")
-    keys = _count_keys((tree,), -1, depth_max)
+    keys = _count_keys(tree, depth_max)
     # Decoding dropped duplicate keys, so the bytes must show whether there were any. Without blanks each key ends in
     # `":`, so there are at least as many of these as keys, and at least as many keys as different ones; when both ends
     # of the chain are equal, no key came twice. A string that holds `":` itself breaks the equality without a
@@ -66,22 +67,32 @@ def check_json(body: bytes, *, depth_max: int = DEPTH_MAX) -> None:
         _refuse_duplicates(body.decode())
 
 
-def _count_keys(values: Iterable[Any], depth: int, depth_max: int) -> int:
-    """How many keys the objects among the values have, all levels together. It goes no deeper than ``depth_max``."""
-    if depth == depth_max:
-        raise InvalidInput(_BODY, _too_deep(depth_max))
-    keys = 0
-    for value in values:
-        kind = type(value)
-        if kind is str:
-            continue
-        if kind is dict:
-            keys += len(value) + _count_keys(value.values(), depth + 1, depth_max)
-        elif kind is list:
-            keys += _count_keys(value, depth + 1, depth_max)
-        elif kind is int and not -_INTEGER_MAX <= value <= _INTEGER_MAX:
-            raise InvalidInput(_BODY, _NUMBER_TOO_LARGE)
-    return keys
+def _count_keys(tree: Any, depth_max: int) -> int:
+    """How many keys the objects of the tree have, all levels together. It goes no deeper than ``depth_max``."""
+    keys = depth = 0
+    level = [tree]
+    while True:
+        nested = False
+        below: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind is str:
+                continue
+            if kind is dict:
+                nested = True
+                keys += len(value)
+                below += value.values()
+            elif kind is list:
+                nested = True
+                below += value
+            elif kind is int and not -_INTEGER_MAX <= value <= _INTEGER_MAX:
+                raise InvalidInput(_BODY, _NUMBER_TOO_LARGE)
+        if not nested:
+            return keys
+        depth += 1
+        if depth > depth_max:
+            raise InvalidInput(_BODY, _too_deep(depth_max))
+        level = below
 
 
 _NUMBER_TOO_LARGE = "must not hold a number beyond ±1.8e308"
@@ -259,11 +270,7 @@ def check_headers(mapping: Mapping[str, str], field: str) -> dict[str, str]:
     seen: set[str] = set()
     size = 0
     for name, value in mapping.items():
-        if not _TOKEN(name):
-            raise InvalidInput(field, f"has {_quoted(name)}, which is not a header name")
-        folded = name.lower()
-        if is_reserved(name):
-            raise InvalidInput(field, f"must not set {_quoted(name)}")
+        folded = _header_name(name, field)
         if folded in seen:
             raise InvalidInput(field, f"must not have {_quoted(name)} twice")
         if not _HEADER_VALUE(value):
@@ -273,6 +280,16 @@ def check_headers(mapping: Mapping[str, str], field: str) -> dict[str, str]:
     if size > HEADERS_BYTES_MAX:
         raise InvalidInput(field, f"must be at most {HEADERS_BYTES_MAX} bytes together")
     return dict(mapping)
+
+
+@lru_cache(maxsize=1_024)  # the same few names come with most timers
+def _header_name(name: str, field: str) -> str:
+    """The name in lower case, when a callback may carry it."""
+    if not _TOKEN(name):
+        raise InvalidInput(field, f"has {_quoted(name)}, which is not a header name")
+    if is_reserved(name):
+        raise InvalidInput(field, f"must not set {_quoted(name)}")
+    return name.lower()
 
 
 def check_subject(text: str, field: str) -> str:

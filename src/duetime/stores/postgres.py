@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -117,6 +116,8 @@ class PostgresStore:
                         raise
                 except StoreIndeterminate as error:
                     lost = error
+                if len(written) == len(timers):
+                    return [None] * len(timers)  # as it nearly always is
                 if len(written) < len(left):
                     there = {timer.uuid: timer for timer in await self._get([timer.uuid for _, timer in left])}
             except StoreUnavailable as error:
@@ -133,13 +134,9 @@ class PostgresStore:
 
     async def _insert(self, timers: Sequence[Timer], written: set[tuple[bytes, int]]) -> None:
         """Write those whose identity is free and add them to ``written``, by uuid and revision."""
-        for final, group in groupby(timers, key=lambda timer: timer.status.final):
-            columns = columns_of((*fixed(timer), *state(timer)) for timer in group)
-            if final:
-                [found] = await self._into_history(sql.PUT_FINAL, self._now(), *columns)
-            else:
-                [found] = await self._pool.write(sql.PUT, *columns)
-            written.update(zip(found["uuids"] or (), found["revisions"] or (), strict=True))
+        columns = columns_of((*fixed(timer), timer.revision, timer.execute_at) for timer in timers)
+        [found] = await self._pool.write(sql.PUT, *columns)
+        written.update(zip(found["uuids"] or (), found["revisions"] or (), strict=True))
 
     async def _get(self, uuids: Sequence[bytes]) -> list[Timer]:
         return [timer_of(row) for row in await self._pool.read(sql.GET, uuids)]

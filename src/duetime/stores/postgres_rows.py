@@ -26,6 +26,13 @@ STATE = {
     **{"version": "bigint", "attempts": "text"},
 }
 """What a record changes."""
+NEW = FIXED | {"revision": "bigint", "execute_at": "bigint"}
+"""What a put writes."""
+FIRST = {
+    **{"updated_at": "created_at", "firing": "revision", "fire_at": "execute_at", "status": "'pending'"},
+    **{"attempt": "0", "failures": "0", "lost": "0", "version": "0", "attempts": "'[]'"},
+}
+"""What follows from that, or is the same for every timer that nothing has happened to."""
 
 TIMER = ", ".join(Timer.__struct_fields__)
 """What to select for ``timer_of``."""

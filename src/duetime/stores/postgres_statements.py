@@ -12,7 +12,7 @@ one owner's shards. So no two wait for each other in a circle.
 from __future__ import annotations
 
 from duetime.lifecycle import ATTEMPT_GRACE_MS
-from duetime.stores.postgres_rows import FIXED, STATE, TIMER, unnest
+from duetime.stores.postgres_rows import FIRST, FIXED, NEW, STATE, TIMER, unnest
 
 BEGIN_MAX = 1_000
 BEGIN_BYTES_MAX = 1 << 18
@@ -51,26 +51,14 @@ def _counted(changes: str) -> str:
 # $1…: one array per column. Returns what was written; raises DT001 when one of them was final already.
 PUT = f"""
     WITH written AS (
-        INSERT INTO timers (seq, {_columns(FIXED, STATE)})
-        SELECT * FROM (SELECT nextval('timer_seq') AS seq, batch.* FROM {unnest(FIXED | STATE, 1)}) AS numbered
+        INSERT INTO timers (seq, {_columns(NEW, FIRST)})
+        SELECT *, {", ".join(FIRST.values())}
+        FROM (SELECT nextval('timer_seq') AS seq, batch.* FROM {unnest(NEW, 1)}) AS numbered
         ORDER BY uuid, seq
         ON CONFLICT (uuid) DO NOTHING
         RETURNING uuid, revision, namespace, status
     ), {_counted("SELECT namespace, status, 0 AS slice, 1 AS change FROM written")}
     SELECT array_agg(uuid) AS uuids, array_agg(revision) AS revisions, refuse_finished(array_agg(uuid)) FROM written
-"""
-
-# The same for timers that are final from the start, which imports and tests have. $1: now.
-PUT_FINAL = f"""
-    WITH clock AS MATERIALIZED (SELECT {now("$1")} AS now),
-    written AS (
-        INSERT INTO history (seq, ended_at, {_columns(FIXED, STATE)})
-        SELECT nextval('timer_seq'), (SELECT now FROM clock), batch.* FROM {unnest(FIXED | STATE, 2)}
-        WHERE NOT EXISTS (SELECT FROM timers WHERE timers.uuid = batch.uuid)
-        AND NOT EXISTS (SELECT FROM history WHERE history.uuid = batch.uuid)
-        RETURNING uuid, revision, namespace, status
-    ), {_counted(f"SELECT namespace, status, {_SLICE_NOW} AS slice, 1 AS change FROM written")}
-    SELECT array_agg(uuid) AS uuids, array_agg(revision) AS revisions FROM written
 """
 
 GET = f"SELECT {TIMER} FROM timers WHERE uuid = ANY ($1) UNION ALL SELECT {TIMER} FROM history WHERE uuid = ANY ($1)"

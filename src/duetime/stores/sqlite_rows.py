@@ -13,15 +13,24 @@ from duetime.model import Timer
 
 Connection = Any
 
-# What a record changes, what it changes besides when the timer is not final, and what a put writes besides. A column
-# that a statement sets costs its indexes even if it stays what it was.
+# What a record changes, and what it changes besides when the timer is not final. A column that a statement sets costs
+# its indexes even if it stays what it was.
 _END = (
     *("updated_at", "revision", "status", "attempt", "failures", "lost", "last_error"),
     *("executed_at", "deadline_at", "version", "attempts"),
 )
 _MOVE = ("firing", "execute_at", "fire_at", "started_at")
 STATE = _END + _MOVE
-_FIXED = ("namespace", "id", "shard", "fingerprint", "correlation_id", "created_at")
+
+# What a put writes, and what follows from it or is the same for every timer that nothing has happened to.
+_NEW = (
+    *("seq", "uuid", "definition", "timeout_ms", "namespace", "id", "shard", "fingerprint", "correlation_id"),
+    *("created_at", "execute_at", "revision"),
+)
+_FIRST = {
+    **{"updated_at": "created_at", "fire_at": "execute_at", "firing": "revision", "status": "'pending'"},
+    **{"attempt": "0", "failures": "0", "lost": "0", "version": "0", "attempts": "'[]'"},
+}
 
 _CHUNKS = (128, 32, 8, 1)  # rows per statement: four texts to prepare, whatever the batch
 
@@ -36,15 +45,17 @@ _AS_JSON = f"format('[{','.join(['%s'] * len(_COLUMNS))}]', {', '.join(_VALUES)}
 _timers_decoder = msgspec.json.Decoder(list[Timer])
 encode = msgspec.json.Encoder().encode
 
-_INSERT = f"INSERT INTO timers (seq, uuid, definition, timeout_ms, {', '.join(_FIXED + STATE)}) VALUES "
-_INSERT_WIDTH = 4 + len(_FIXED) + len(STATE)
-
 
 def _placeholders(width: int, rows: int) -> str:
     return ", ".join(["(" + ", ".join("?" * width) + ")"] * rows)
 
 
-_INSERTS = {n: f"{_INSERT}{_placeholders(_INSERT_WIDTH, n)} ON CONFLICT (uuid) DO NOTHING" for n in _CHUNKS}
+_INSERTS = {
+    n: f"WITH new ({', '.join(_NEW)}) AS (VALUES {_placeholders(len(_NEW), n)}) "
+    f"INSERT INTO timers ({', '.join((*_NEW, *_FIRST))}) SELECT *, {', '.join(_FIRST.values())} FROM new WHERE true "
+    "ON CONFLICT (uuid) DO NOTHING"
+    for n in _CHUNKS
+}
 
 
 def _records(columns: Sequence[str]) -> dict[int, str]:
@@ -122,8 +133,8 @@ def insert_rows(connection: Connection, timers: Sequence[Timer], first_seq: int)
         [
             (
                 *(seq, timer.uuid, encode(timer.definition).decode(), timer.definition.timeout_ms),
-                *(timer.namespace, timer.id, timer.shard, timer.fingerprint, timer.correlation_id, timer.created_at),
-                *state(timer),
+                *(timer.namespace, timer.id, timer.shard, timer.fingerprint, timer.correlation_id),
+                *(timer.created_at, timer.execute_at, timer.revision),
             )
             for seq, timer in enumerate(timers, first_seq)
         ],
