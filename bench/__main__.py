@@ -22,7 +22,7 @@ import uvloop
 
 from bench import against, batches, client, commands, creates, herd, pending, report, steady, sustained
 from bench.machine import Machine, description
-from bench.processes import WRK, WRK_MISSING, BenchError, receiver
+from bench.processes import WRK, WRK_MISSING, reason, receiver
 from bench.results import Failure, Results
 from bench.rounds import Bench, Part, spread
 from bench.setups import PostgresDatabases, Sqlite
@@ -42,6 +42,7 @@ OURS = {
 PEERS = "peers"
 ROUNDS = 3
 ROUNDS_LONG = 2
+ROUNDS_QUICK = {"pending": 2}  # a bar of a tenth needs more than one
 LONG = ("sustained", "steady", "commands", "pending", PEERS)
 
 
@@ -54,7 +55,9 @@ class Turn(NamedTuple):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--full", action="store_true", help="everything, in rounds: three quarters of an hour")
-    parser.add_argument("--rounds", type=int, help=f"[1; with --full {ROUNDS}, and {ROUNDS_LONG} of what takes long]")
+    parser.add_argument(
+        "--rounds", type=int, help=f"[1, of some 2; with --full {ROUNDS}, and {ROUNDS_LONG} of what takes long]"
+    )
     parser.add_argument(
         "--only", choices=(*OURS, PEERS), action="append", help="run this one alone; may be repeated; no report"
     )
@@ -73,21 +76,32 @@ def _turns(bench: Bench, names: Sequence[str]) -> list[Turn]:
     return spread(blocks or [[]], [Turn(PEERS, part, run) for part, run in peers.items()])
 
 
+def _rounds(measurement: str, full: bool) -> int:
+    """How many rounds a measurement takes part in."""
+    if full:
+        return ROUNDS_LONG if measurement in LONG else ROUNDS
+    return ROUNDS_QUICK.get(measurement, 1)
+
+
 async def _run(
     bench: Bench, options: argparse.Namespace, names: Sequence[str], results: Results, watch: Machine
 ) -> None:
-    """Every round has all turns, every second one backwards, so that what drifts falls on all of them."""
+    """Every second round is backwards, so that what drifts falls on all of its turns."""
     turns = _turns(bench, names)
-    rounds = options.rounds or (ROUNDS if options.full else 1)
+    often = {name: options.rounds or _rounds(name, options.full) for name in names}
+    rounds = max(often.values(), default=0)
     for number in range(rounds):
-        of_round = [turn for turn in turns if options.rounds or turn.measurement not in LONG or number < ROUNDS_LONG]
+        of_round = [turn for turn in turns if number < often[turn.measurement]]
         for place, turn in enumerate(of_round[:: 1 if number % 2 == 0 else -1], 1):
             bench.say(f"round {number + 1} of {rounds}, {place} of {len(of_round)}: {turn.measurement}: {turn.part}")
             try:
                 with watch.apart() if turn.measurement == PEERS else nullcontext():
-                    results.add(turn.measurement, turn.part, await turn.run())
+                    sample = await turn.run()
+                results.add(turn.measurement, turn.part, sample)
+                why = str(sample.get("error") or "")  # of one that was not measured to its end
             except Exception as error:  # whatever it is: the others are worth having
-                why = str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
+                why = reason(error)
+            if why:
                 bench.say(f"{turn.measurement}: {turn.part} could not run: {why}\n")
                 results.failures.append(Failure(turn.measurement, turn.part, why))
         results.seconds, results.others_share = watch.seconds(), watch.others_share()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bench.herd import QUICK, SMALL
+from bench import herd
 from bench.processes import BenchError
 from bench.rounds import Bench, Parts, Samples
 from bench.tables import Table
+
+if TYPE_CHECKING:
+    from bench.peers import Figures
 
 TITLE = "Peers"
 SINGLES, BATCHED, HERD, SUSTAINED = (
@@ -19,6 +22,8 @@ SINGLES, BATCHED, HERD, SUSTAINED = (
     "herd_per_second",
     "sustained_per_second",
 )
+GIVEN = "herd"
+"""How many due at one instant a peer was given."""
 
 
 def parts(bench: Bench) -> Parts:
@@ -34,19 +39,21 @@ async def _measure(bench: Bench, name: str) -> dict[str, Any]:
         name,
         directory=bench.directory,
         receiver=bench.receiver,
-        herd=herd_size(bench.quick),
+        herd=herd.SMALL,
         quick=bench.quick,
         say=bench.say,
     )
-    if figures.error:
+    return sample(figures)
+
+
+def sample(figures: Figures) -> dict[str, Any]:
+    """What was measured until it failed, if it did, with the failure; BenchError if it was nothing."""
+    if figures.error and figures.singles_per_second is None:
         raise BenchError(figures.error)
     late = figures.herd_lateness_ms
-    return {**msgspec.structs.asdict(figures), "p50_ms": late[50], "p99_ms": late[99]}
-
-
-def herd_size(quick: bool) -> int:
-    """How many each peer is given at one instant."""
-    return QUICK if quick else SMALL
+    error = figures.error and f"only in part: {figures.error}"
+    percentiles = {"p50_ms": late[50], "p99_ms": late[99]} if late else {}
+    return {**msgspec.structs.asdict(figures), **percentiles, "error": error}
 
 
 def missing() -> str | None:
@@ -56,6 +63,11 @@ def missing() -> str | None:
     except ImportError as error:
         return f"The peers could not be loaded: {error}"
     return missing()
+
+
+def given(samples: Samples, count: int) -> Samples:
+    """The peers that had so many due at one instant: with fewer, a rate and a lateness are other figures."""
+    return Samples({peer: of for peer, of in samples.of.items() if samples.median(peer, GIVEN) == count})
 
 
 def fastest(samples: Samples, figure: str) -> tuple[str, float] | None:

@@ -1,17 +1,18 @@
-"""Duetime and its peers beside each other: the same figures of each, with the same number due at one instant."""
+"""Duetime and its peers beside each other: the same figures of each, and with how many due at one instant."""
 
 from __future__ import annotations
 
 from bench import against, batches, herd
 from bench.results import Results
 from bench.setups import POSTGRES, SQLITE
-from bench.tables import Format, Table, ms, rate
+from bench.tables import Format, Table, ms, number, rate
 
 OURS = {SQLITE: f"Duetime on {SQLITE}", POSTGRES: f"Duetime on {POSTGRES}"}
 COLUMNS: tuple[tuple[str, str, Format], ...] = (
     ("one by one", against.SINGLES, rate),
     ("by 500", against.BATCHED, rate),
-    ("due at one instant", against.HERD, rate),
+    ("due at one instant", against.GIVEN, number),
+    ("delivered", against.HERD, rate),
     ("lateness p50", "p50_ms", ms),
     ("lateness p99", "p99_ms", ms),
     ("CPU per timer", "cpu_ms_per_timer", ms),
@@ -28,11 +29,12 @@ def figures(results: Results) -> dict[str, Figures]:
 
 
 def _ours(results: Results, setup: str) -> Figures:
-    at_once, part = results.of("herd"), herd.part_name(setup, against.herd_size(results.quick))
+    at_once, part = results.of("herd"), herd.part_name(setup, herd.SMALL)
     service, database = at_once.median(part, "server_cpu"), at_once.median(part, "store_cpu")
     return {
         against.SINGLES: results.of("creates").median(setup, "per_second"),
         against.BATCHED: results.of("batches").median(batches.part_name(setup, batches.SIZES[0]), "per_second"),
+        against.GIVEN: herd.SMALL if part in at_once else None,
         against.HERD: at_once.median(part, "per_second"),
         "p50_ms": at_once.median(part, "p50_ms"),
         "p99_ms": at_once.median(part, "p99_ms"),

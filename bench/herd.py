@@ -11,7 +11,7 @@ from bench.tables import Table, across, ms, number, rate, us
 from bench.timers import at_once
 
 TITLE = "Many due at one instant"
-SIZES = QUICK, SMALL, LARGE = 1_000, 5_000, 20_000  # the first is that of the peers when it has to be quick
+SIZES = SMALL, LARGE = 5_000, 20_000  # the first is that of the peers
 FILL_PER_MS = 10
 
 
@@ -22,7 +22,7 @@ def part_name(setup: str, count: int) -> str:
 def parts(bench: Bench) -> Parts:
     return {
         part_name(setup.name, count): _part(bench, setup, count)
-        for count in (SIZES if bench.quick else (SMALL, LARGE))
+        for count in SIZES
         for setup in bench.setups
         if count == LARGE or setup.workers == 1 or not bench.quick
     }

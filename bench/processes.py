@@ -54,6 +54,11 @@ class BenchError(Exception):
     """Something that the bench needs did not work; the message says what."""
 
 
+def reason(error: Exception) -> str:
+    """Why something could not run; what the bench did not foresee is named by its type, too."""
+    return str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
+
+
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
     """As little as a process needs, so that nobody's own settings change a figure."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}

@@ -15,7 +15,7 @@ import msgspec
 
 from bench.peers.measuring import BATCH, STEADY_PER_SECOND, Measuring
 from bench.peers.stands import NODE_MODULES, PROGRAMS, VENV, Server, postgres, redis, stand, temporal
-from bench.processes import BenchError, Process
+from bench.processes import Process, reason
 
 
 class Figures(msgspec.Struct):
@@ -24,12 +24,17 @@ class Figures(msgspec.Struct):
     setup: str = ""  # one line: store, worker, concurrency
     singles_per_second: float | None = None  # schedules one by one, durable
     batched_per_second: float | None = None  # in batches of 500 by a library call, None if it has none
+    herd: int | None = None  # how many due at one instant it was given
     herd_per_second: float | None = None  # N due at one instant T: N / (last arrival - T)
     herd_lateness_ms: list[float] = []  # 101 values: percentiles 0..100 of arrival - T
     sustained_per_second: float | None = None  # end to end: scheduled, delivered and recorded, as fast as it keeps up
     steady_lateness_ms: list[float] = []  # 101 percentiles at 100/s, [] if not measured
     cpu_ms_per_timer: float | None = None  # of workers and store in the herd
-    error: str = ""  # could not run: why
+    error: str = ""  # could not run, or not to the end: why; what was measured before it counts
+
+
+HERD, HERD_QUICK = 5_000, 1_000
+"""How many are due at one instant; in the quick form the slow peers, which decide no bar, get fewer."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -40,7 +45,12 @@ class Peer(msgspec.Struct, frozen=True):
     setup: str
     batches: bool = True
     worker_apart: bool = True
-    herd_max: int | None = None
+    herd_max: int | None = None  # of a herd, where more would take minutes
+    herd_quick: int = HERD_QUICK
+
+    def herd(self, asked: int, quick: bool) -> int:
+        """How many of the timers asked for it is given at one instant."""
+        return min(asked, self.herd_max or asked, self.herd_quick if quick else asked)
 
     @property
     def command(self) -> list[str | Path]:
@@ -53,11 +63,13 @@ PEERS: dict[str, Peer] = {
         "with_graphile_worker.mjs",
         postgres,
         "PostgreSQL; local queue of 500, 64 at once by undici, completions batched, polls every 200 ms",
+        herd_quick=HERD,
     ),
     "pg-boss": Peer(
         "with_pg_boss.mjs",
         postgres,
         "PostgreSQL; 4 workers that fetch 100 each and burst, by undici, poll every 500 ms",
+        herd_quick=HERD,
     ),
     "Procrastinate": Peer(
         "with_procrastinate.py",
@@ -73,7 +85,7 @@ PEERS: dict[str, Peer] = {
     "APScheduler": Peer(
         "with_apscheduler.py",
         postgres,
-        "PostgreSQL by SQLAlchemy; scheduler with 50 threads, by requests",
+        "PostgreSQL by SQLAlchemy, committing by itself; scheduler with 10 threads, by requests",
         batches=False,
         worker_apart=False,
     ),
@@ -101,17 +113,17 @@ async def measure(
     *,
     directory: Path,
     receiver: Process,
-    herd: int = 5000,
+    herd: int = HERD,
     quick: bool = False,
     say: Callable[[str], None],
 ) -> Figures:
-    """Run one peer; in the quick form with a herd of at most 1,000 and without the steady rate."""
+    """Run one peer; in the quick form without the steady rate, and the slow ones with a smaller herd."""
     peer = PEERS[name]
     figures = Figures(name, setup=peer.setup)
     try:
-        await _measure(peer, figures, directory, receiver, min(herd, 1000) if quick else herd, quick, say)
-    except BenchError as error:
-        figures.error = str(error)
+        await _measure(peer, figures, directory, receiver, peer.herd(herd, quick), quick, say)
+    except Exception as error:  # whatever it is: what was measured before it is worth having
+        figures.error = reason(error)
     return figures
 
 
@@ -131,13 +143,11 @@ async def _measure(
             figures.batched_per_second = await measuring.schedules(1.5 if quick else 3.0, BATCH)
     batch = BATCH if peer.batches else 1
     fastest = figures.batched_per_second or singles
-    if peer.herd_max is not None and peer.herd_max < herd:
-        herd = peer.herd_max
-        figures.setup += f"; only {herd:,} at one instant, more would take minutes"
     async with at_stand(works=True) as both:
         measuring = Measuring(both, receiver, say)
         say(f"{figures.name}: {herd:,} due at one instant")
         fired = await measuring.herd(herd, batch, fastest)
+        figures.herd = herd
         figures.herd_per_second = fired.per_second
         figures.herd_lateness_ms = fired.lateness_ms
         figures.cpu_ms_per_timer = fired.cpu_ms_per_timer

@@ -11,13 +11,14 @@ import time
 from pathlib import Path
 
 from bench.machine import Machine
-from bench.peers import PEERS, Figures, measure, missing
+from bench.peers import HERD, PEERS, Figures, measure, missing
 from bench.processes import receiver
 
 HEADINGS = (
     "peer",
     "singles/s",
     "batched/s",
+    "herd",
     "herd/s",
     "p50 ms",
     "p99 ms",
@@ -41,6 +42,7 @@ def row(figures: Figures) -> tuple[str, ...]:
         f"{figures.name} {figures.version}".strip(),
         number(figures.singles_per_second),
         number(figures.batched_per_second),
+        number(figures.herd),
         number(figures.herd_per_second),
         percentile(figures.herd_lateness_ms, 50),
         percentile(figures.herd_lateness_ms, 99),
@@ -78,7 +80,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.peers", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(PEERS)} [all]")
     parser.add_argument("--quick", action="store_true", help="about 20 seconds for each")
-    parser.add_argument("--herd", type=int, default=5000, help="timers due at one instant [5000]")
+    parser.add_argument("--herd", type=int, default=HERD, help=f"timers due at one instant [{HERD}]")
     options = parser.parse_args()
     unknown = set(options.names) - set(PEERS)
     if unknown:
@@ -95,7 +97,7 @@ def main() -> int:
         shutil.rmtree(directory, ignore_errors=True)
     print(table([HEADINGS, *map(row, measured)]))
     for figures in measured:
-        print(f"{figures.name}: {figures.error or figures.setup}")
+        print(f"{figures.name}: {figures.setup}" + (f"; failed: {figures.error}" if figures.error else ""))
     print(machine.summary())
     return 0
 

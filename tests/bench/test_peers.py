@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from bench import peers
+from bench import against, herd, peers
 from bench.peers import PEERS, Figures, stands
 from bench.peers.__main__ import HEADINGS, row, table
+from bench.processes import BenchError
 
 ORDER = {"url": "http://127.0.0.1:1/hook", "count": None, "seconds": None, "due": None, "lead_ms": 1000, "step_ms": 0}
 
@@ -63,9 +65,36 @@ def test_the_table_shows_what_was_measured_and_what_was_not() -> None:
     late = [float(percent) for percent in range(101)]
     some = Figures("some", "1.2", singles_per_second=1234.5, herd_lateness_ms=late, cpu_ms_per_timer=0.256)
     lines = table([HEADINGS, row(some), row(Figures("none"))]).splitlines()
-    assert lines[1].split() == ["some", "1.2", "1,234", "–", "–", "50", "99", "–", "–", "–", "0.26"]
-    assert lines[2].split() == ["none", *"–" * 9]
+    assert lines[1].split() == ["some", "1.2", "1,234", "–", "–", "–", "50", "99", "–", "–", "–", "0.26"]
+    assert lines[2].split() == ["none", *"–" * 10]
     assert len({len(line) for line in lines}) == 1
+
+
+def test_those_that_decide_the_bars_get_as_many_in_the_quick_form() -> None:
+    given = {name: peer.herd(herd.SMALL, quick=True) for name, peer in PEERS.items()}
+    assert {name for name, count in given.items() if count == herd.SMALL} == {"graphile-worker", "pg-boss"}
+    assert (given["Celery"], given["Temporal"]) == (1_000, 500)
+    in_full = {name: peer.herd(herd.SMALL, quick=False) for name, peer in PEERS.items()}
+    assert in_full == dict.fromkeys(PEERS, herd.SMALL) | {"Temporal": 500}
+
+
+def test_what_a_peer_did_before_it_failed_is_kept() -> None:
+    sample = against.sample(Figures("some", "1.2", singles_per_second=1.0, error="it ended early"))
+    assert (sample["singles_per_second"], sample["herd_per_second"]) == (1.0, None)
+    assert sample["error"] == "only in part: it ended early" and "p50_ms" not in sample
+    with pytest.raises(BenchError, match="it ended early"):
+        against.sample(Figures("some", error="it ended early"))
+
+
+def test_a_peer_that_fails_late_has_its_earlier_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def half(peer: object, figures: Figures, *rest: object) -> None:
+        figures.singles_per_second = 1.0
+        raise ValueError("nobody foresaw this")
+
+    monkeypatch.setattr(peers, "_measure", half)
+    receiver: Any = None
+    figures = asyncio.run(peers.measure("pg-boss", directory=tmp_path, receiver=receiver, say=print))
+    assert (figures.singles_per_second, figures.error) == (1.0, "ValueError: nobody foresaw this")
 
 
 def test_it_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

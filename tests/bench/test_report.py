@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench import bars, report
+from bench import bars, pending, report
 from bench.drawings import drawings
-from bench.results import Results, load
+from bench.results import Failure, Results, load
+from bench.rounds import Samples
 from bench.tables import Table
 
 
@@ -21,6 +22,7 @@ def with_creates(ours: float, bare: float, peer: float) -> Results:
     results.add("creates", "bare server", {"per_second": bare})
     late = [float(n) for n in range(101)]
     figures = {"version": "1", "setup": "as it comes", "singles_per_second": peer, "herd_lateness_ms": late}
+    figures |= {"herd": 5_000, "herd_per_second": 1000.0}
     results.add("peers", "peer", {**figures, "p50_ms": 50.0, "p99_ms": 99.0})
     return results
 
@@ -43,12 +45,25 @@ def test_a_bar_is_held_at_its_ratio_and_not_below() -> None:
 
 def test_lateness_is_judged_by_the_soonest_peer() -> None:
     results = with_creates(1, 1, 1)
-    results.add("herd", "SQLite: 1,000", {"per_second": 1.0, "p50_ms": 12.0, "p99_ms": 30.0})
-    assert verdicts(results, "1,000 at one instant, SQLite: lateness") == [True, False]
+    results.add("herd", "SQLite: 5,000", {"per_second": 3000.0, "p50_ms": 12.0, "p99_ms": 30.0})
+    assert verdicts(results, "5,000 at one instant, SQLite: lateness") == [True, False]
 
 
-def test_a_second_worker_is_not_judged_without_a_free_core() -> None:
-    for busy, held in ((0.5, False), (0.9, None)):
+def test_a_herd_is_judged_by_peers_that_were_given_as_many() -> None:
+    results = with_creates(1, 1, 1)
+    results.add("herd", "SQLite: 5,000", {"per_second": 3000.0, "p50_ms": 12.0, "p99_ms": 20.0})
+    small = {"version": "1", "setup": "", "herd": 1_000, "herd_per_second": 9000.0, "p50_ms": 1.0, "p99_ms": 1.0}
+    results.add("peers", "small", {**small, "herd_lateness_ms": [1.0] * 101})
+    assert verdicts(results, "5,000 at one instant, SQLite") == [True, True, True]
+    [curves] = [panel for one in drawings(results) if one.chapter == "herd" for panel in one.panels]
+    assert [one.name for one in curves.series] == ["peer", "small, 1,000"]
+    assert "|              1,000 |   9,000/s |" in report.document(results, [])
+    del results.samples["peers"]["peer"]
+    assert verdicts(results, "5,000 at one instant, SQLite") == [None, None, None]
+
+
+def test_a_second_worker_is_judged_where_half_as_much_again_fits_the_machine() -> None:
+    for busy, held in ((0.5, False), (0.66, False), (0.67, None), (0.9, None)):
         results = some()
         results.add("creates", "PostgreSQL", {"per_second": 100.0, "busy": busy})
         results.add("creates", "PostgreSQL, 2 workers", {"per_second": 120.0, "busy": 1.0})
@@ -64,6 +79,43 @@ def test_many_pending_are_judged_by_every_figure() -> None:
     results.samples["pending"]["SQLite: 1,000,000"] = [{**usual, "made_cpu": 1.2}]
     [bar] = [bar for bar in bars.judge(results) if bar.what.startswith("1 M pending against 10 k, SQLite")]
     assert bar.held is False and "CPU per create 1.20 ×" in bar.measured
+
+
+def test_many_pending_are_judged_by_the_best_turn_of_each() -> None:
+    samples = Samples(
+        {
+            "SQLite: 10,000": [{"made": 100.0, "made_cpu": 1.5}, {"made": 60.0, "made_cpu": 1.0}],
+            "SQLite: 1,000,000": [{"made": 50.0, "made_cpu": 1.09}, {"made": 90.0, "made_cpu": 2.0}],
+        }
+    )
+    assert pending.within(samples, "SQLite", "made") == (0.9, True)
+    assert pending.within(samples, "SQLite", "made_cpu") == (1.09, True)
+    assert pending.within(samples, "SQLite", "fired") == (None, None)
+    samples.of["SQLite: 1,000,000"][1]["made"] = 89.0  # type: ignore[index]
+    assert pending.within(samples, "SQLite", "made") == (0.89, False)
+
+
+def test_a_lateness_may_differ_by_a_millisecond_besides() -> None:
+    for many, held in ((3.2, True), (3.3, False)):
+        samples = Samples({"SQLite: 10,000": [{"steady_p50": 2.0}], "SQLite: 1,000,000": [{"steady_p50": many}]})
+        assert pending.within(samples, "SQLite", "steady_p50")[1] is held
+
+
+def test_what_failed_in_part_is_told_and_its_figures_count() -> None:
+    results = with_creates(5000, 10_000, 1000)
+    results.add(
+        "peers", "half", {"version": "2", "setup": "", "singles_per_second": 2000.0, "error": "only in part: x"}
+    )
+    results.failures.append(Failure("peers", "half", "only in part: x"))
+    assert verdicts(results, "creates one by one, SQLite: the fastest peer") == [False]
+    page = report.document(results, drawings(results))
+    assert "5,000/s to 2,000/s of half" in page and "- peers, half: only in part: x" in page
+
+
+def test_the_page_says_how_two_workers_are_set_up_and_judged() -> None:
+    page = " ".join(report.document(some(), []).split())
+    assert "1.5 times what is busy with one fits the machine" in page and "at most 67%" in page
+    assert "leases of 3 s instead of 10 s" in page
 
 
 def test_the_page_is_made_from_the_file_alone(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""The turns of a run: who is measured how often and in which order, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import __main__ as command
+from bench.machine import Machine
+from bench.results import Failure, Results
+from bench.rounds import Bench, Sample
+
+
+def run(monkeypatch: pytest.MonkeyPatch, turns: dict[str, list[str]], **samples: Sample) -> tuple[list[str], Results]:
+    """The quick form with made-up parts: the order in which they had their turns, and the results."""
+    had: list[str] = []
+
+    def turn(measurement: str, part: str) -> command.Turn:
+        async def measured() -> Sample:
+            had.append(part)
+            return samples.get(part, {"per_second": 1.0})
+
+        return command.Turn(measurement, part, measured)
+
+    made = [turn(name, part) for name, parts in turns.items() for part in parts]
+    monkeypatch.setattr(command, "_turns", lambda bench, names: made)
+    results = Results("2030-01-02T03:04:05+00:00", "make bench", True, "a machine", {})
+    receiver: Any = None
+    bench = Bench(Path(), receiver, None, [], quick=True, started=time.monotonic())
+    options = argparse.Namespace(rounds=None, full=False, json=None)
+    asyncio.run(command._run(bench, options, list(turns), results, Machine()))
+    return had, results
+
+
+def test_in_the_quick_form_many_pending_have_two_turns_the_second_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    had, results = run(monkeypatch, {"herd": ["herd"], "pending": ["few", "many"], "peers": ["peer"]})
+    assert had == ["herd", "few", "many", "peer", "many", "few"]
+    assert len(results.samples["pending"]["few"]) == 2 and not results.failures
+
+
+def test_what_failed_in_part_counts_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = {"singles_per_second": 5.0, "error": "only in part: it ended early"}
+    _, results = run(monkeypatch, {"peers": ["half", "whole"]}, half=part, whole={"error": ""})
+    assert results.of("peers").median("half", "singles_per_second") == 5.0
+    assert results.failures == [Failure("peers", "half", "only in part: it ended early")]
