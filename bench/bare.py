@@ -13,8 +13,9 @@ import msgspec
 import uvloop
 
 from duetime.doors import wire
-from duetime.doors.http import Application, Handler, Keys, Request, Response, bind, server
+from duetime.doors.http import Application, Handler, Keys, Request, Response
 from duetime.doors.platform import Create
+from duetime.doors.server import Server, bind
 from duetime.errors import InvalidInput
 from duetime.timetext import format_time, parse_time
 
@@ -63,7 +64,7 @@ def main() -> None:
     port, key = int(sys.argv[1]), sys.argv[2]
     door = BareDoor(key)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(server(Application([door], fallback=door, under={})).serve([bind("127.0.0.1", port)]))
+        runner.run(Server(Application([door], fallback=door, under={})).serve(bind("127.0.0.1", port)))
 
 
 if __name__ == "__main__":

@@ -22,12 +22,13 @@ from duetime.deliverers.egress import Egress
 from duetime.deliverers.http import HttpDeliverer
 from duetime.doors.broker import BrokerDoor
 from duetime.doors.durable import DurableDoor
-from duetime.doors.http import Application, Door, Keys, bind, server
+from duetime.doors.http import Application, Door, Keys
 from duetime.doors.operations import OperationsDoor
 from duetime.doors.overview import Overview
 from duetime.doors.platform import PlatformDoor
 from duetime.doors.pulses import Pulses, PulsesDoor
 from duetime.doors.reference import ReferenceDoor
+from duetime.doors.server import Server, bind
 from duetime.doors.sessions import CookieSessions, SessionDoor
 from duetime.doors.web import WebDoor
 from duetime.engine.engine import Engine, EngineOptions
@@ -182,7 +183,7 @@ class Node:
         session = SessionDoor(keys, sessions, refusal=durable.refusal)
         web = WebDoor(refusal=durable.refusal)
         doors: list[Door] = [platform, durable, operations, reference, pulses, session, web]
-        self._server = server(Application(doors, fallback=platform, under={"/api/": durable}))
+        self._server = Server(Application(doors, fallback=platform, under={"/api/": durable}))
         self._ready = False
         self._stop = asyncio.Event()
         self.started = asyncio.Event()
@@ -211,7 +212,7 @@ class Node:
         try:
             await self.service.start()
             async with asyncio.TaskGroup() as tasks:
-                serving = tasks.create_task(self._server.serve([listener]))
+                serving = tasks.create_task(self._server.serve(listener))
                 engine = tasks.create_task(self.engine.run())
                 loops = self._watch_store(), self.service.run(), self._activity.run(), self._pulses.run()
                 others = [tasks.create_task(loop) for loop in loops]
@@ -228,7 +229,7 @@ class Node:
                 self.engine.drain()
                 await engine
                 self._pulses.end()
-                self._server.should_exit = True
+                self._server.stop()
                 await serving
                 for task in others:
                     task.cancel()

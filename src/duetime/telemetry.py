@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -29,7 +28,6 @@ class Telemetry:
     def __init__(self) -> None:
         self._registry = r = CollectorRegistry()
         self._timers = Gauge("duetime_timers", "Timers in the store, by status.", ["status"], registry=r)
-        self._created = Counter("duetime_creates", "Timers created.", ["door"], registry=r)
         self._refused_commands = Counter(
             "duetime_refused_commands", "Commands from the broker that went to the dead letters.", registry=r
         )
@@ -47,28 +45,26 @@ class Telemetry:
         self._offset = Gauge("duetime_clock_offset_seconds", "This machine's clock minus the store's.", registry=r)
 
         # Names that dashboards of older timer services know.
-        self._commands = Counter("timer_commands_received", "Requests that made a timer, at all doors.", registry=r)
         self._polling = Histogram(
             "timer_polling_duration_seconds", "Duration of a look for due timers.", buckets=_FAST, registry=r
         )
-        # Finding a labelled counter by its labels costs more than counting: these are found once.
-        self._counter_of_creates = lru_cache(self._created.labels)
-        # What is counted for each attempt is counted here, since a metric takes a lock for it.
+        # What is counted for each create and each attempt is counted here, since a metric takes a lock for it.
+        self._created: Counts[str] = Counts()
+        self._commands = 0
         self._attempts: Counts[tuple[OutcomeKind, Status]] = Counts()
         self._late = [0] * (len(LATENESS_SECONDS) + 1)
         self._late_ms = 0
         r.register(self)
 
     def created(self, door: str, count: int = 1) -> None:
-        if count:
-            self._counter_of_creates(door).inc(count)
-            self._commands.inc(count)
+        self._created[door] += count
+        self._commands += count
 
     def attempted(self, kind: OutcomeKind, status: Status) -> None:
         self._attempts[kind, status] += 1
 
     def refused_command(self) -> None:
-        self._commands.inc()
+        self._commands += 1
         self._refused_commands.inc()
 
     def deferred(self) -> None:
@@ -100,7 +96,14 @@ class Telemetry:
         self._offset.set(ms / 1000)
 
     def collect(self) -> Iterator[Metric]:
-        """What the registry asks for: the counts of attempts as metrics."""
+        """What the registry asks for: what is counted here as metrics."""
+        created = CounterMetricFamily("duetime_creates", "Timers created.", labels=["door"])
+        for door, count in self._created.items():
+            created.add_metric([door], count)
+        yield created
+        yield CounterMetricFamily(
+            "timer_commands_received", "Requests that made a timer, at all doors.", value=self._commands
+        )
         attempts = CounterMetricFamily(
             "duetime_attempts",
             "Delivery attempts, by how they ended and what became of the timer.",

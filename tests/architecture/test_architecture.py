@@ -34,10 +34,9 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ROOMS = {
     "apsw": {"stores/sqlite_file.py"},
     "asyncpg": {"stores/postgres_pool.py"},
-    "httptools": {"deliverers/client.py"},
+    "httptools": {"deliverers/client.py", "doors/server.py"},
     "nats": {"brokers/nats.py"},
     "prometheus_client": {"telemetry.py"},
-    "uvicorn": {"doors/http.py"},
     "uvloop": {"cli.py"},
 }
 # Data has one vocabulary everywhere.

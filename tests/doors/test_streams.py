@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from duetime.doors.http import Application, Handler, Request, Response, Stream, bind, server
+from duetime.doors.http import Application, Handler, Request, Response, Stream
+from duetime.doors.server import Server, bind
 
 PIECE = b"x" * 65_536
 GET = b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -57,16 +58,13 @@ def play(scene: Scene) -> None:
 
     async def played() -> None:
         door = StreamDoor()
-        serving = server(Application([door], fallback=door, under={}))
+        serving = Server(Application([door], fallback=door, under={}))
         listener = bind("127.0.0.1", 0)
 
-        def stop() -> None:
-            serving.should_exit = True
-
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(serving.serve([listener]))
-            await scene(door, listener.getsockname()[1], stop)
-            stop()
+            tasks.create_task(serving.serve(listener))
+            await scene(door, listener.getsockname()[1], serving.stop)
+            serving.stop()
 
     asyncio.run(asyncio.wait_for(played(), 30))
 

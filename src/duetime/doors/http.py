@@ -1,35 +1,26 @@
-"""HTTP in: requests and answers as the doors see them, routes, keys, and the server that carries them.
+"""HTTP in: requests and answers as the doors see them, routes and keys.
 
-A thin layer on ASGI. What goes wrong below a door (an unknown path, a wrong method, a body over the limit, a bug) is
+What goes wrong below a door (an unknown path, a wrong method, a body over the limit, a bug) is
 answered by the door that owns the path, in its own error shape.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import logging
-import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from duetime.errors import DuetimeError, InvalidInput, PayloadTooLarge, SettingsError
+from duetime.errors import DuetimeError, InvalidInput, PayloadTooLarge
 
 log = logging.getLogger(__name__)
 
 QUERY_FIELDS_MAX = 64
-BACKLOG = 4096
 JSON = (b"content-type", b"application/json")
 
 Header = tuple[bytes, bytes]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 def guards(policy: str) -> tuple[Header, ...]:
@@ -70,27 +61,48 @@ class _Gone(Exception):
 
 
 class Request:
-    """One request: its route's path parameters, its query, its headers, its body."""
+    """One request: its route's path parameters, its query, its headers, and its body as it comes."""
 
-    __slots__ = ("_receive", "_scope", "method", "parameters")
+    __slots__ = (
+        *("_fed", "_gone", "_more", "_pieces", "_waiting", "_whole", "headers", "last", "method", "parameters", "path"),
+        *("query_string", "raw_path"),
+    )
 
-    def __init__(self, scope: Message, receive: Receive) -> None:
-        self._scope = scope
-        self._receive = receive
-        self.method: str = scope["method"]
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        raw_path: bytes = b"",
+        query_string: bytes = b"",
+        headers: Sequence[Header] = (),
+        more: Callable[[Request], None] | None = None,
+    ) -> None:
+        """``more`` is called when the rest of the body is waited for."""
+        self.method = method
+        self.path = path
+        self.raw_path = raw_path
+        self.query_string = query_string
+        self.headers = headers
         self.parameters: tuple[str, ...] = ()
+        self.last = False  # of its connection
+        self._more = more
+        self._pieces: list[bytes] = []
+        self._fed = 0
+        self._whole = False
+        self._gone = False
+        self._waiting: asyncio.Future[None] | None = None
 
     def header(self, name: bytes) -> bytes | None:
-        for key, value in self._scope["headers"]:
+        for key, value in self.headers:
             if key == name:
-                return bytes(value)
+                return value
         return None
 
     def query(self) -> dict[str, str]:
         """The query's parameters, each given at most once."""
         try:
             pairs = parse_qsl(
-                self._scope["query_string"].decode("ascii"),
+                self.query_string.decode("ascii"),
                 keep_blank_values=True,
                 errors="strict",
                 max_num_fields=QUERY_FIELDS_MAX,
@@ -109,17 +121,51 @@ class Request:
         announced = self.header(b"content-length")
         if announced is not None and int(announced) > bytes_max:
             raise PayloadTooLarge("body", f"is larger than {bytes_max} bytes")
-        body = b""
-        more = True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise _Gone
-            body += message.get("body", b"")
-            if len(body) > bytes_max:
+        while True:
+            if self._fed > bytes_max:
                 raise PayloadTooLarge("body", f"is larger than {bytes_max} bytes")
-            more = message.get("more_body", False)
-        return body
+            if self._whole:
+                return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            if self._gone or self._more is None:
+                raise _Gone
+            self._waiting = asyncio.get_running_loop().create_future()
+            self._more(self)
+            await self._waiting
+
+    # For whoever reads the connection.
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody waits for the rest of the body."""
+        return self._waiting is not None and not self._waiting.done()
+
+    def feed(self, piece: bytes) -> int:
+        """A piece of the body came; how much of it there is now."""
+        if not self._gone:
+            self._pieces.append(piece)
+            self._fed += len(piece)
+            self._wake()
+        return self._fed
+
+    def end(self) -> None:
+        """The body is whole."""
+        self._whole = True
+        self._wake()
+
+    def leave(self) -> None:
+        """There will be no more of it."""
+        self._gone = True
+        self._wake()
+
+    def drop(self) -> None:
+        """Nobody wants the body any more."""
+        self._gone = True
+        self._pieces, self._fed = [], 0
+
+    def _wake(self) -> None:
+        if self.waits:
+            assert self._waiting is not None
+            self._waiting.set_result(None)
 
 
 class Response:
@@ -146,24 +192,6 @@ class Stream(Response):
     def __init__(self, pieces: AsyncGenerator[bytes, None], headers: Sequence[Header]) -> None:
         super().__init__(200, headers=headers)
         self.pieces = pieces
-
-    async def send(self, receive: Receive, send: Send) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            writing = tasks.create_task(self._write(send))
-            tasks.create_task(_until_left(receive, writing))
-
-    async def _write(self, send: Send) -> None:
-        async with contextlib.aclosing(self.pieces) as pieces:
-            async for piece in pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body"})
-
-
-async def _until_left(receive: Receive, writing: asyncio.Task[None]) -> None:
-    """Stop the writing when the client has left, which also is what one is told after the end."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    writing.cancel()
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -213,18 +241,14 @@ class Keys:
             raise Unauthorized
 
 
-_STREAM = "duetime.stream"
-"""Marks the scope of a request that is answered by a stream."""
-
-
 class Application:
-    """The ASGI application: finds the door and the handler, and sends the answer."""
+    """All doors together: finds the door and the handler of a request."""
 
     def __init__(self, doors: Sequence[Door], *, fallback: Door, under: Mapping[str, Door]) -> None:
         """``fallback`` answers for paths that nobody has, except those below a prefix in ``under``."""
         self._fixed: dict[str, tuple[Door, dict[str, Handler]]] = {}
         self._shaped: list[tuple[list[str], Door, dict[str, Handler]]] = []
-        self.fallback = fallback
+        self._fallback = fallback
         self._under = under
         for door in doors:
             for path, methods in door.routes().items():
@@ -233,43 +257,36 @@ class Application:
                 else:
                     self._fixed[path] = (door, methods)
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        request = Request(scope, receive)
-        door = next((d for prefix, d in self._under.items() if scope["path"].startswith(prefix)), self.fallback)
+    async def answer(self, request: Request) -> Response | None:
+        door = self._fallback
+        for prefix, other in self._under.items():
+            if request.path.startswith(prefix):
+                door = other
         try:
-            door, methods = self._find(scope, request)
+            door, methods = self._find(request)
             # A HEAD is a GET whose body the server leaves out.
             handler = methods.get("GET" if request.method == "HEAD" else request.method)
             if handler is None:
                 raise MethodNotAllowed(sorted(methods))
-            response = await handler(request)
+            return await handler(request)
         except _Gone:
-            return
+            return None
         except Exception as error:
             response = door.refusal(error)
             if response.status == 500:
-                log.exception("%s %s failed", request.method, scope["path"])
+                log.exception("%s %s failed", request.method, request.path)
             elif response.status == 503:
-                log.warning("%s %s: %s", request.method, scope["path"], error)
-        headers = [*response.headers, *response.guards]
-        start = {"type": "http.response.start", "status": response.status, "headers": headers}
-        if isinstance(response, Stream) and request.method != "HEAD":
-            scope[_STREAM] = True
-            await send(start)
-            await response.send(receive, send)
-            return
-        if response.status not in (204, 304):
-            headers.append((b"content-length", str(len(response.body)).encode()))
-        await send(start)
-        await send({"type": "http.response.body", "body": response.body})
+                log.warning("%s %s: %s", request.method, request.path, error)
+            return response
 
-    def _find(self, scope: Message, request: Request) -> tuple[Door, dict[str, Handler]]:
-        fixed = self._fixed.get(scope["path"])
+    def refusal(self, error: Exception) -> Response:
+        return self._fallback.refusal(error)
+
+    def _find(self, request: Request) -> tuple[Door, dict[str, Handler]]:
+        fixed = self._fixed.get(request.path)
         if fixed is not None:
             return fixed
-        segments = scope["raw_path"].decode("ascii", "replace").split("/")
+        segments = request.raw_path.decode("ascii", "replace").split("/")
         for shape, door, methods in self._shaped:
             if len(shape) == len(segments) and all(
                 s in ("{}", given) for s, given in zip(shape, segments, strict=True)
@@ -282,91 +299,3 @@ class Application:
                     raise NotFound from None
                 return door, methods
         raise NotFound
-
-
-class _Gathering:
-    """A transport that writes once for what was written to it in one round of the event loop.
-
-    uvicorn writes the head and the body of an answer one after the other, and each would be a system call.
-    """
-
-    __slots__ = ("_loop", "_transport", "_unwritten")
-
-    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._unwritten: list[bytes] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if not self._unwritten:
-            self._loop.call_soon(self._flush)
-        self._unwritten.append(data)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        unwritten, self._unwritten = self._unwritten, []
-        if unwritten and not self._transport.is_closing():
-            self._transport.write(b"".join(unwritten))
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals belong to the node: it drains first and stops the server last."""
-        yield
-
-
-def server(application: Application) -> uvicorn.Server:
-    class Protocol(HttpToolsProtocol):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(cast(asyncio.Transport, _Gathering(transport, self.loop)))
-
-        def send_400_response(self, msg: str) -> None:
-            """What is not even HTTP gets an answer in the shape of the others."""
-            response = application.fallback.refusal(InvalidInput("", "the request is not valid HTTP"))
-            length = b"content-length", str(len(response.body)).encode()
-            headers = (*response.headers, *response.guards, length, (b"connection", b"close"))
-            head = b"\r\n".join((b"HTTP/1.1 400 Bad Request", *(b"%s: %s" % header for header in headers)))
-            self.transport.write(head + b"\r\n\r\n" + response.body)
-            self.transport.close()
-
-        def shutdown(self) -> None:
-            """A stream that has not ended by now has a reader that does not read: nobody waits for it."""
-            if self.cycle is not None and not self.cycle.response_complete and _STREAM in self.cycle.scope:
-                self.transport.abort()
-            super().shutdown()
-
-    config = uvicorn.Config(
-        application,
-        http=Protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=5,
-        backlog=BACKLOG,
-    )
-    return _Server(config)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-        return listener
-    except OSError as error:
-        raise SettingsError(f"PORT: can't listen on {host}:{port}: {error.strerror}") from error
