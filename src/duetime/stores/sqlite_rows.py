@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -32,7 +32,9 @@ _FIRST = {
     **{"attempt": "0", "failures": "0", "lost": "0", "version": "0", "attempts": "'[]'"},
 }
 
-_CHUNKS = (128, 32, 8, 1)  # rows per statement: four texts to prepare, whatever the batch
+# Rows per statement. What does not fill one is filled up with rows of nulls, which it skips: each statement gives the
+# interpreter lock away, and to get it back from a busy event loop takes longer than a hundred nulls.
+_SIZES = (1, 4, 16, 64, 128, 256)
 
 
 # A timer as one JSON text, which msgspec reads straight into the model. Put together by hand and not by SQLite's JSON
@@ -52,9 +54,9 @@ def _placeholders(width: int, rows: int) -> str:
 
 _INSERTS = {
     n: f"WITH new ({', '.join(_NEW)}) AS (VALUES {_placeholders(len(_NEW), n)}) "
-    f"INSERT INTO timers ({', '.join((*_NEW, *_FIRST))}) SELECT *, {', '.join(_FIRST.values())} FROM new WHERE true "
-    "ON CONFLICT (uuid) DO NOTHING"
-    for n in _CHUNKS
+    f"INSERT INTO timers ({', '.join((*_NEW, *_FIRST))}) SELECT *, {', '.join(_FIRST.values())} FROM new "
+    "WHERE uuid IS NOT NULL ON CONFLICT (uuid) DO NOTHING"
+    for n in _SIZES
 }
 
 
@@ -63,7 +65,7 @@ def _records(columns: Sequence[str]) -> dict[int, str]:
     return {
         n: f"WITH new (uuid, was, {', '.join(columns)}) AS (VALUES {_placeholders(2 + len(columns), n)}) "
         f"UPDATE timers SET {changes} FROM new WHERE timers.uuid = new.uuid AND timers.revision = new.was"
-        for n in _CHUNKS
+        for n in _SIZES
     }
 
 
@@ -81,14 +83,6 @@ _BEGIN = f"""
         revision = revision + 1
     WHERE seq IN (SELECT value FROM json_each(:seqs))
 """
-
-
-def _chunked(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    start = 0
-    for size in _CHUNKS:
-        while len(rows) - start >= size:
-            yield rows[start : start + size]
-            start += size
 
 
 def _end(timer: Timer) -> tuple[Any, ...]:
@@ -183,7 +177,10 @@ def _write_changes(connection: Connection, changes: Sequence[tuple[Timer, Timer]
 def _write_rows(connection: Connection, statements: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> int:
     """Run the statement for as many rows at a time as it has a text for; how many rows it changed."""
     before = connection.total_changes()
-    for chunk in _chunked(rows):
-        connection.execute(statements[len(chunk)], list(chain.from_iterable(chunk)))
+    for start in range(0, len(rows), _SIZES[-1]):
+        some = rows[start : start + _SIZES[-1]]
+        size = next(size for size in _SIZES if size >= len(some))
+        bindings = list(chain.from_iterable(some))
+        connection.execute(statements[size], bindings + [None] * (len(some[0]) * (size - len(some))))
     changed: int = connection.total_changes() - before
     return changed
