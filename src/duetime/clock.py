@@ -21,11 +21,10 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clock."""
 
+    monotonic = staticmethod(time.monotonic)
+
     def now(self) -> int:
         return time.time_ns() // 1_000_000
-
-    def monotonic(self) -> float:
-        return time.monotonic()
 
     async def sleep(self, seconds: float, until: asyncio.Event | None = None) -> None:
         if until is None:
@@ -55,7 +54,7 @@ class CorrectedClock:
 
     def now(self) -> int:
         # A microsecond makes up for what is lost in the difference of two floats.
-        return self._right_ms + int((self._clock.monotonic() - self._right_at) * 1000 + 0.001)
+        return self._right_ms + int((self.monotonic() - self._right_at) * 1000 + 0.001)
 
 
 class VirtualClock:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from duetime.deliverers import client as module
@@ -159,29 +159,31 @@ def test_what_is_not_http_is_no_answer(one: Callable[..., Answer], answer: bytes
         one(answer)
 
 
+class Transport:
+    """One that exists only in memory, so that every piece is one read."""
+
+    closed = False
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 1) if name == "peername" else None
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def write(self, data: bytes) -> None: ...
+
+    def abort(self) -> None:
+        self.closed = True
+
+
 @settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, len(CHUNKED) + 60), max_size=12), before=st.booleans())
 def test_no_way_to_cut_an_answer_changes_it(cuts: list[int], before: bool) -> None:
-    """The same bytes through a transport that exists only in memory, so that every cut is one read."""
     whole = (b"HTTP/1.1 103 Early\r\n\r\n" if before else b"") + CHUNKED
     points = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
-
-    class Transport:
-        closed = False
-
-        def get_extra_info(self, name: str) -> Any:
-            return ("127.0.0.1", 1) if name == "peername" else None
-
-        def is_closing(self) -> bool:
-            return self.closed
-
-        def get_write_buffer_size(self) -> int:
-            return 0
-
-        def write(self, data: bytes) -> None: ...
-
-        def abort(self) -> None:
-            self.closed = True
 
     async def main() -> Answer | object:
         client = HttpClient()
@@ -339,6 +341,94 @@ def test_a_connection_with_anything_odd_about_it_is_closed_and_never_used_again(
             if len(pieces) > 1:
                 await until(lambda: not client._connections)
             assert (await post(client, peer)) == Answer(202, None, b"two")
+        await client.close()
+
+    run(main())
+
+
+LATER = b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 2\r\n\r\nok"
+NOTHING = b"HTTP/1.1 204 No Content\r\n\r\n"
+BOTH = b"HTTP/1.1 100 Continue\r\n\r\n" + OK
+CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+QUOTED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(OK), OK)
+LONG = b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n" + b"x" * 5000
+MEANT = {
+    OK: Answer(200, None, b"ok"),
+    TWO: Answer(202, None, b"two"),
+    LATER: Answer(503, "7", b"ok"),
+    NOTHING: Answer(204, None, b""),
+    BOTH: Answer(200, None, b"ok"),
+    CHUNKS: Answer(200, None, b"ok"),
+    QUOTED: Answer(200, None, OK),
+    LONG: Answer(200, None, b"x" * 5000),
+}
+
+
+@settings(deadline=None)
+@given(said=st.lists(st.tuples(st.sampled_from(list(MEANT)), st.integers(0, 60)), min_size=1, max_size=12))
+@example(said=[(OK, 0), (QUOTED, QUOTED.index(OK, 1)), (OK, 0)])
+def test_an_answer_means_the_same_after_any_others_and_in_any_two_pieces(said: list[tuple[bytes, int]]) -> None:
+    async def main() -> None:
+        client = HttpClient()
+        connection = module._Connection(client, ("127.0.0.1", 1, None), asyncio.get_running_loop())
+        connection.connection_made(Transport())  # type: ignore[arg-type]
+        for answer, cut in said:
+            waiter = connection.send(REQUEST)
+            for piece in filter(None, (answer[:cut], answer[cut:])):
+                connection.data_received(piece)
+            assert waiter.result() == MEANT[answer]
+            assert client._take(1, None, ["127.0.0.1"]) is connection
+        connection.connection_lost(None)
+        await client.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("answer", [OK, NOTHING, CHUNKS])
+@pytest.mark.parametrize("more", [b"H", OK])
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_same_answer_once_more_with_something_behind_it_spoils_the_connection(
+    run: Callable[..., Any], Peer: Any, answer: bytes, more: bytes, apart: bool
+) -> None:
+    async def first(line: Any) -> None:
+        await line.answer(answer)
+        await line.answer(answer)
+        await line.answer(*((answer, more) if apart else (answer + more,)))
+        await line.closed()
+
+    async def second(line: Any) -> None:
+        await line.answer(TWO)
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(first, second) as peer:
+            for _ in range(3):
+                assert await post(client, peer) == MEANT[answer]
+            if apart:
+                await until(lambda: not client._idle)
+            assert not client._idle
+            assert (await post(client, peer)).body == b"two"
+        await client.close()
+
+    run(main())
+
+
+def test_a_connection_that_ends_after_the_same_answer_came_twice_brings_no_third(
+    run: Callable[..., Any], Peer: Any
+) -> None:
+    async def first(line: Any) -> None:
+        await line.answer(NOTHING)
+        await line.answer(NOTHING)
+        await line.request()
+
+    async def second(line: Any) -> None:
+        await line.answer(TWO)
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(first, second) as peer:
+            for meant in (MEANT[NOTHING], MEANT[NOTHING], MEANT[TWO]):
+                assert await post(client, peer) == meant
         await client.close()
 
     run(main())
@@ -628,7 +718,7 @@ def test_a_request_canceled_just_after_its_answer_came_leaves_the_connection_to_
                 await asyncio.sleep(0)
             # The answer is here and the first request has not been told yet.
             assert not first.done()
-            connection = client._take([("127.0.0.1", peer.port, None)])
+            connection = client._take(peer.port, None, ["127.0.0.1"])
             assert connection is not None
             waiter = connection.send(REQUEST)
             first.cancel()

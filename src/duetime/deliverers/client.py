@@ -33,6 +33,7 @@ from duetime.errors import DuetimeError
 BODY_BYTES_MAX = 64 * 1024
 HEAD_BYTES_MAX = 64 * 1024
 ANSWER_BYTES_MAX = 1024 * 1024  # with chunk sizes, trailers and 1xx answers: what frames 64 KiB is never that much
+REPEATED_BYTES_MAX = 1024  # of an answer that a connection remembers
 IDLE_SECONDS_MAX = 4.0  # servers usually close after 5
 IDLE_MAX = 1024
 IDLE_PER_ADDRESS_MAX = 512
@@ -66,9 +67,9 @@ class HttpClient:
     def __init__(self, *, tls: ssl.SSLContext | None = None, idle_seconds: float = IDLE_SECONDS_MAX) -> None:
         self._tls = tls
         self._idle_seconds = idle_seconds
-        # Both are kept in order of arrival: popitem() gives the newest, iteration begins with the oldest.
-        self._idle: dict[_Connection, None] = {}
-        self._idle_at: dict[Key, dict[_Connection, None]] = {}
+        # Since when each is idle, in order of arrival: popitem() gives the newest, iteration begins with the oldest.
+        self._idle: dict[_Connection, float] = {}
+        self._idle_at: dict[Key, dict[_Connection, float]] = {}
         self._connections: set[_Connection] = set()
         self._sweep_handle: asyncio.TimerHandle | None = None
         self._unwritten: list[tuple[asyncio.Transport, bytes]] = []
@@ -80,19 +81,25 @@ class HttpClient:
     async def request(self, url: Url, addresses: list[str], head_and_body: bytes) -> Answer:
         """Send one request to the first address that can be reached and return the answer, or raise Unreachable."""
         name = url.server_name if url.tls else None
-        keys = [(address, url.port, name) for address in addresses]
-        connection = self._take(keys)
+        connection = self._take(url.port, name, addresses)
         if connection is None:
             await self._turn()
-            connection = self._take(keys)  # one that was in use may have come free meanwhile
-        result = _STALE if connection is None else await _exchange(connection, head_and_body)
-        if result is _STALE:
-            # There was none, or it was closed already. Others that are kept may be as stale: only a new one will do.
-            result = await _exchange(await self._connect(url, addresses, name), head_and_body)
-        if isinstance(result, Answer):
-            return result
-        assert isinstance(result, Unreachable)
-        raise result
+            connection = self._take(url.port, name, addresses)  # one that was in use may have come free meanwhile
+        while True:
+            if connection is None:
+                connection = await self._connect(url, addresses, name)
+            waiter = connection.send(head_and_body)
+            try:
+                result = await waiter
+            except BaseException:
+                connection.abandon(waiter)
+                raise
+            if isinstance(result, Answer):
+                return result
+            if isinstance(result, Unreachable):
+                raise result
+            # It was closed already. Others that are kept may be as stale: only a new one will do.
+            connection = None
 
     async def close(self) -> None:
         """Close every connection, also those in use: their requests end as unreachable."""
@@ -145,14 +152,14 @@ class HttpClient:
             raise Unreachable(connection.problem)
         return connection
 
-    def _take(self, keys: list[Key]) -> _Connection | None:
+    def _take(self, port: int, name: str | None, addresses: list[str]) -> _Connection | None:
         """The newest idle connection that is still good, out of the pool."""
-        for key in keys:
-            idle = self._idle_at.get(key)
+        for address in addresses:
+            idle = self._idle_at.get((address, port, name))
             while idle:
-                connection, _ = idle.popitem()
+                connection, since = idle.popitem()
                 del self._idle[connection]
-                if connection.usable(self._idle_seconds):
+                if connection.loop.time() - since < self._idle_seconds:
                     return connection
                 connection.drop("idle")
         return None
@@ -191,8 +198,7 @@ class HttpClient:
             return
         if len(self._idle) >= IDLE_MAX:
             next(iter(self._idle)).drop("idle")
-        idle[connection] = None
-        self._idle[connection] = None
+        idle[connection] = self._idle[connection] = connection.loop.time()
         if self._sweep_handle is None:
             self._sweep_handle = connection.loop.call_later(self._idle_seconds / 2, self._sweep)
 
@@ -227,8 +233,9 @@ class HttpClient:
     def _sweep(self) -> None:
         """Close what was idle for too long, and forget addresses that have nothing idle."""
         self._sweep_handle = None
-        for connection in tuple(self._idle):
-            if connection.usable(self._idle_seconds):
+        now = asyncio.get_running_loop().time()
+        for connection, since in tuple(self._idle.items()):
+            if now - since < self._idle_seconds:
                 break
             connection.drop("idle")
         for key in [key for key, idle in self._idle_at.items() if not idle]:
@@ -253,8 +260,9 @@ class _Connection(asyncio.Protocol):
         "_framed",
         "_head_bytes",
         "_headers_complete",
-        "_idle_since",
         "_keep_alive",
+        "_last",
+        "_last_bytes",
         "_more",
         "_owner",
         "_parser",
@@ -280,7 +288,6 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: _Waiter | None = None
         self._reused = False
-        self._idle_since = 0.0
         self._received = 0
         self._head_bytes = 0
         self._complete = False
@@ -289,6 +296,8 @@ class _Connection(asyncio.Protocol):
         self._framed = False
         self._announced = False
         self._keep_alive = False
+        self._last: Answer | None = None  # that came in one piece, this one:
+        self._last_bytes = b""
         self._status = 0
         self._retry_after: str | None = None
         self._body = b""
@@ -318,12 +327,6 @@ class _Connection(asyncio.Protocol):
         if self._waiter is waiter:
             self._waiter = None
             self.drop("given up")
-
-    def usable(self, idle_seconds: float) -> bool:
-        transport = self._transport
-        return (
-            transport is not None and not transport.is_closing() and self.loop.time() - self._idle_since < idle_seconds
-        )
 
     def drop(self, problem: str) -> None:
         """Close at once. Nothing unsent matters any more, and a polite TLS farewell would only linger."""
@@ -364,6 +367,10 @@ class _Connection(asyncio.Protocol):
             # Nobody asked: whatever this is, it must not become the answer to the next request.
             self.drop("unasked bytes")
             return
+        if data == self._last_bytes and self._last is not None and not self._received:
+            # A receiver says the same over and over. The parser is between two answers, before and after this one.
+            self._hand_over(self._last)
+            return
         self._received += len(data)
         try:
             self._feed(data)
@@ -376,7 +383,10 @@ class _Connection(asyncio.Protocol):
                 return
             self._extra = True
         if self._complete:
-            self._answer()
+            answer = self._answer()
+            if self._received == len(data) <= REPEATED_BYTES_MAX:
+                self._last, self._last_bytes = answer, data
+            self._hand_over(answer)
         elif not self._headers_complete and self._received > HEAD_BYTES_MAX:
             self.drop(_HEAD_TOO_LARGE)
         elif self._received > ANSWER_BYTES_MAX:
@@ -394,7 +404,7 @@ class _Connection(asyncio.Protocol):
         if self._waiter is not None and self._headers_complete and not self._framed and exc is None:
             # Neither a length nor chunks: the end of the connection is the end of the body.
             self._keep_alive = False
-            self._answer()
+            self._hand_over(self._answer())
         elif exc is None:
             self.drop("connection closed before the answer" + (" was complete" if self._received_any else ""))
         else:
@@ -404,27 +414,28 @@ class _Connection(asyncio.Protocol):
     def _received_any(self) -> bool:
         return self._waiter is not None and self._received > 0
 
-    def _answer(self) -> None:
-        """Hand the answer over, then keep the connection or close it."""
-        waiter, self._waiter = self._waiter, None
-        assert waiter is not None
+    def _answer(self) -> Answer:
         body = self._body if self._more is None else b"".join(self._more)
         if len(body) > BODY_BYTES_MAX:
             body = body[:BODY_BYTES_MAX]
+        return Answer(self._status, self._retry_after, body)
+
+    def _hand_over(self, answer: Answer) -> None:
+        """Give the answer to who waits for it, then keep the connection or close it."""
+        waiter, self._waiter = self._waiter, None
+        assert waiter is not None
         if not waiter.done():
-            waiter.set_result(Answer(self._status, self._retry_after, body))
+            waiter.set_result(answer)
         transport = self._transport
         if (
             self._keep_alive
             and not self._extra
             and self.problem is None
             and transport is not None
-            and not transport.is_closing()
             # An answer that came before the whole request was sent leaves the rest of it in the way of the next.
             and not transport.get_write_buffer_size()
         ):
             self._reused = True
-            self._idle_since = self.loop.time()
             self._owner.park(self)
         else:
             self.drop("not kept")
@@ -498,15 +509,6 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._headers_complete:
             self._complete = True
-
-
-async def _exchange(connection: _Connection, message: bytes) -> Answer | Unreachable | _Stale:
-    waiter = connection.send(message)
-    try:
-        return await waiter
-    except BaseException:
-        connection.abandon(waiter)
-        raise
 
 
 _HEAD_TOO_LARGE = f"malformed answer: more than {HEAD_BYTES_MAX // 1024} KiB of headers"

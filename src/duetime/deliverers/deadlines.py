@@ -6,24 +6,22 @@ import asyncio
 from heapq import heappop, heappush
 from typing import Any
 
+from msgspec import Struct
+
 TICKS_PER_SECOND = 64
 
 
-class Deadline:
+class Deadline(Struct, eq=False):
     """The time limit of one attempt. Past it the running task is canceled, once.
 
     Whoever else cancels the task meanwhile is heard: ``reached`` is true only when the limit was the one and only
     reason. That is what ``asyncio.timeout`` does; this one shares its timers.
     """
 
-    __slots__ = ("_bucket", "_expired", "_requests", "_task")
-
-    def __init__(self, task: asyncio.Task[Any], bucket: set[Deadline]) -> None:
-        self._task = task
-        self._requests = task.cancelling()
-        self._expired = False
-        self._bucket = bucket
-        bucket.add(self)
+    _task: asyncio.Task[Any]
+    _requests: int  # to cancel the task, before this one
+    _bucket: set[Deadline]
+    _expired: bool = False
 
     def expire(self) -> None:
         self._expired = True
@@ -67,7 +65,9 @@ class Deadlines:
             heappush(self._ticks, tick)
         if self._alarm is None or tick < self._alarm_tick:
             self._set_alarm(tick)
-        return Deadline(task, bucket)
+        deadline = Deadline(task, task.cancelling(), bucket)
+        bucket.add(deadline)
+        return deadline
 
     def _set_alarm(self, tick: int) -> None:
         if self._alarm is not None:

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from duetime.clock import Clock
 from duetime.deliverers.bodies import body_of
-from duetime.deliverers.client import Answer, HttpClient, Unreachable
+from duetime.deliverers.client import HttpClient, Unreachable
 from duetime.deliverers.deadlines import Deadlines
 from duetime.deliverers.egress import Egress, Refused, Unresolved, Url, parse_url
 from duetime.deliverers.signing import sign
@@ -62,11 +62,11 @@ def is_reserved(header: str) -> bool:
     return folded in _RESERVED_HEADERS or folded.startswith(_RESERVED_PREFIXES)
 
 
+_ANSWERED = OutcomeKind.ANSWERED  # a member of an enum is slow to look up
 _log = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BAD_IN_VALUE = re.compile(r"[\r\n\0]")
-_PLAIN = re.compile(r"[!-$&-~]*")  # visible ASCII without the percent sign, so that the quoting can be undone
 _QUOTE_SAFE = "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
@@ -75,7 +75,7 @@ class _Route(Struct, frozen=True):
 
     url: Url
     origin: str
-    head: bytes  # the request line and the headers that do not change
+    head: str  # the request line and the headers that do not change
 
 
 class HttpDeliverer:
@@ -119,7 +119,14 @@ class HttpDeliverer:
             return Outcome(kind=OutcomeKind.UNREACHABLE, error=f"internal error: {type(exc).__name__}")
         finally:
             deadline.lift()
-        return self._outcome(answer)
+        status = answer.status
+        return Outcome(
+            kind=_ANSWERED,
+            status=status,
+            body=answer.body,
+            error=None if 200 <= status < 300 else f"HTTP {status}",
+            retry_after_ms=None if answer.retry_after is None else self._wait_ms(answer.retry_after),
+        )
 
     async def check(self, target: Target) -> None:
         url = self._route(target).url
@@ -175,33 +182,28 @@ class HttpDeliverer:
             if is_reserved(name):
                 raise InvalidInput("callback_headers", f"must not set {name}")
             lines.append(f"{name}: {value}")
-        head = "".join(f"{line}\r\n" for line in lines).encode("utf-8", "replace")
-        return _Route(parsed, parsed.origin, head)
+        head = "".join(f"{line}\r\n" for line in lines)
+        # A lone surrogate, which UTF-8 cannot carry, is replaced here once and for all.
+        return _Route(parsed, parsed.origin, head.encode("utf-8", "replace").decode())
 
     def _message(self, route: _Route, timer: Timer) -> bytes:
         """The whole request. Made for each attempt: the timestamp is fresh and signed, the id stays."""
         now = self._clock.now()
         body = body_of(timer, now)
         delivery_id = timer.delivery_id
+        trace = delivery_id.replace("-", "")
+        attempt = timer.attempt
         timestamp_s = now // 1000
         keys = self._keys_of(timer.namespace)
         signature = f"webhook-signature: {sign(keys, delivery_id, timestamp_s, body)}\r\n" if keys else ""
         head = (
-            f"webhook-id: {delivery_id}\r\nwebhook-timestamp: {timestamp_s}\r\n{signature}"
-            f"duetime-attempt: {timer.attempt}\r\nduetime-timer: {_name(timer)}\r\n"
-            f"traceparent: {_traceparent(delivery_id, timer.attempt)}\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"{route.head}webhook-id: {delivery_id}\r\nwebhook-timestamp: {timestamp_s}\r\n{signature}"
+            f"duetime-attempt: {attempt}\r\nduetime-timer: {_name(timer)}\r\n"
+            # One trace for a firing, one span for each of its attempts; a duplicate of an attempt is the same span.
+            f"traceparent: 00-{trace}-{trace[24:]}{(attempt & 0xFFFFFFFF).to_bytes(4).hex()}-01\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
         )
-        return b"".join((route.head, head.encode("ascii"), body))
-
-    def _outcome(self, answer: Answer) -> Outcome:
-        status = answer.status
-        return Outcome(
-            kind=OutcomeKind.ANSWERED,
-            status=status,
-            body=answer.body,
-            error=None if 200 <= status < 300 else f"HTTP {status}",
-            retry_after_ms=None if answer.retry_after is None else self._wait_ms(answer.retry_after),
-        )
+        return head.encode() + body
 
     def _wait_ms(self, retry_after: str) -> int | None:
         """Retry-After is a number of seconds or a date; anything else is as if it were not there."""
@@ -221,10 +223,7 @@ class HttpDeliverer:
 def _name(timer: Timer) -> str:
     """``namespace/id``, percent-encoded where a header could not carry it."""
     name = f"{timer.namespace}/{timer.id}"
-    return name if _PLAIN.fullmatch(name) else quote(name, safe=_QUOTE_SAFE, errors="replace")
-
-
-def _traceparent(delivery_id: str, attempt: int) -> str:
-    """One trace for a firing, one span for each of its attempts; a duplicate of an attempt is the same span."""
-    trace = delivery_id.replace("-", "")
-    return f"00-{trace}-{trace[24:]}{attempt & 0xFFFFFFFF:08x}-01"
+    # Visible ASCII goes as it is, but for the percent sign, so that the quoting can be undone.
+    if name.isascii() and name.isprintable() and " " not in name and "%" not in name:
+        return name
+    return quote(name, safe=_QUOTE_SAFE, errors="replace")
