@@ -17,7 +17,20 @@ from duetime.stores import sqlite_file
 from duetime.stores.sqlite import SqliteStore
 from tests.clocks import START, ManualClock
 from tests.contract.stores import sqlite
-from tests.contract.timers import ALICE, BOB, completed, ended, holding, spread, timer, with_namespace, with_timers
+from tests.contract.timers import (
+    ALICE,
+    BOB,
+    completed,
+    ended,
+    holding,
+    spread,
+    timer,
+    touched,
+    with_namespace,
+    with_timers,
+)
+
+_connect = sqlite_file._connect
 
 
 class Plans:
@@ -35,7 +48,7 @@ class Plans:
 
     def read(self, path: Path) -> list[tuple[str, list[str]]]:
         """Each statement with the steps of its plan."""
-        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        connection = _connect(path, apsw.SQLITE_OPEN_READWRITE)
         plans = []
         for sql, bindings in self._said:
             if " timers " in sql and "tallies" not in sql:
@@ -48,10 +61,9 @@ class Plans:
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
     plans = Plans()
-    connect = sqlite_file._connect
 
     def traced(*arguments: Any) -> apsw.Connection:
-        connection = connect(*arguments)
+        connection = _connect(*arguments)
         connection.exec_trace = plans.listen
         return connection
 
@@ -129,6 +141,16 @@ async def test_record(store: SqliteStore, plans: Plans, used) -> None:
     plans.clear()
     changes = [(t, completed(t)) for t in begun]
     assert await store.record(ALICE, changes) == [t is not begun[2] for t in begun]
+    assert used() == {BY_UUID}
+
+
+@pytest.mark.parametrize("number", [1, 4, 16, 64, 128, 256, 300])
+@pytest.mark.parametrize("after", [completed, touched], ids=["final", "live"])
+async def test_a_record_of_any_size(store: SqliteStore, plans: Plans, used, number: int, after) -> None:
+    await with_timers(store, *spread(number, at=START - 10**6, prefix="more"))
+    begun = (await store.begin(ALICE, await holding(store), number)).timers
+    plans.clear()
+    assert await store.record(ALICE, [(t, after(t)) for t in begun]) == [True] * number
     assert used() == {BY_UUID}
 
 
