@@ -87,7 +87,7 @@ class Service:
         self._auto_namespaces = auto_namespaces
         self._namespaces: dict[str, Namespace] = {}
         self._changed = asyncio.Event()
-        self._new_ids = _random_ids()
+        self._new_ids = _new_ids(clock)
         self.clock = clock
         self.changes = 0
         """How often timers were changed through this instance in a way that may leave all counts as they were."""
@@ -435,13 +435,15 @@ class Service:
 _VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 
 
-def _random_ids() -> Iterator[str]:
-    """Random UUIDs (version 4). Asking the system for 16 bytes costs more than the rest of it: it is asked for many."""
+def _new_ids(clock: Clock) -> Iterator[str]:
+    """UUIDs that begin with the time, so that those of timers that are made together lie together in an index; the rest
+    is random. Asking the system for it costs more than all the rest: it is asked for many."""
     while True:
-        drawn = os.urandom(16 * IDS_AT_ONCE).hex()
-        for start in range(0, len(drawn), 32):
-            h = drawn[start : start + 32]
-            yield f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANTS[h[16]]}{h[17:20]}-{h[20:]}"
+        drawn = os.urandom(10 * IDS_AT_ONCE).hex()
+        for start in range(0, len(drawn), 20):
+            h = drawn[start : start + 20]
+            t = f"{clock.now():012x}"
+            yield f"{t[:8]}-{t[8:]}-4{h[1:4]}-{_VARIANTS[h[4]]}{h[5:8]}-{h[8:]}"
 
 
 def _counted(number: int) -> Counted:
