@@ -64,8 +64,21 @@ class Request:
     """One request: its route's path parameters, its query, its headers, and its body as it comes."""
 
     __slots__ = (
-        *("_fed", "_gone", "_more", "_pieces", "_waiting", "_whole", "headers", "last", "method", "parameters", "path"),
-        *("query_string", "raw_path"),
+        *(
+            "_fed",
+            "_gone",
+            "_more",
+            "_pieces",
+            "_waiting",
+            "answered",
+            "headers",
+            "last",
+            "method",
+            "old",
+            "parameters",
+            "path",
+        ),
+        *("query_string", "raw_path", "whole"),
     )
 
     def __init__(
@@ -85,10 +98,12 @@ class Request:
         self.headers = headers
         self.parameters: tuple[str, ...] = ()
         self.last = False  # of its connection
+        self.old = False  # of HTTP/1.0
+        self.whole = False  # its body has come
+        self.answered = False  # whatever comes is dropped
         self._more = more
         self._pieces: list[bytes] = []
         self._fed = 0
-        self._whole = False
         self._gone = False
         self._waiting: asyncio.Future[None] | None = None
 
@@ -124,7 +139,7 @@ class Request:
         while True:
             if self._fed > bytes_max:
                 raise PayloadTooLarge("body", f"is larger than {bytes_max} bytes")
-            if self._whole:
+            if self.whole:
                 return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
             if self._gone or self._more is None:
                 raise _Gone
@@ -141,26 +156,21 @@ class Request:
 
     def feed(self, piece: bytes) -> int:
         """A piece of the body came; how much of it there is now."""
-        if not self._gone:
+        self._fed += len(piece)
+        if not self.answered:
             self._pieces.append(piece)
-            self._fed += len(piece)
             self._wake()
         return self._fed
 
     def end(self) -> None:
         """The body is whole."""
-        self._whole = True
+        self.whole = True
         self._wake()
 
     def leave(self) -> None:
         """There will be no more of it."""
         self._gone = True
         self._wake()
-
-    def drop(self) -> None:
-        """Nobody wants the body any more."""
-        self._gone = True
-        self._pieces, self._fed = [], 0
 
     def _wake(self) -> None:
         if self.waits:
@@ -274,9 +284,9 @@ class Application:
         except Exception as error:
             response = door.refusal(error)
             if response.status == 500:
-                log.exception("%s %s failed", request.method, request.path)
+                log.exception("%s %s failed", request.method, request.raw_path.decode())
             elif response.status == 503:
-                log.warning("%s %s: %s", request.method, request.path, error)
+                log.warning("%s %s: %s", request.method, request.raw_path.decode(), error)
             return response
 
     def refusal(self, error: Exception) -> Response:
