@@ -1,6 +1,9 @@
 # `make` lists the tasks. `make run` and `make test` set everything up by themselves on a machine with Python 3.11+.
 
-PYTHON ?= python3
+# The system's Python first, if it can do it: distributions optimize theirs by profile, and Duetime is a quarter faster
+# on it than on one that was just compiled. `make run PYTHON=/path/to/python3` takes another.
+FITS := 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))'
+PYTHON ?= $(shell /usr/bin/python3 -c $(FITS) 2>/dev/null && echo /usr/bin/python3 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -31,7 +34,7 @@ lint: $(READY_DEV) ## check the code (`make lint FIX=1` mends what can be mended
 types: $(READY_DEV) ## check the types
 	@$(BIN)/mypy
 
-bench: $(READY_DEV) $(READY_BENCH) ## measure throughput and lateness beside ceilings and peers, in about five minutes
+bench: $(READY_DEV) $(READY_BENCH) ## measure throughput and lateness beside ceilings and peers, in about six minutes
 	@$(BIN)/python -m bench
 
 bench-full: $(READY_DEV) $(READY_BENCH) ## the same in rounds and with ten million pending timers, for docs/benchmarks.md
