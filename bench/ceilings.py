@@ -6,7 +6,6 @@ Reads one line of JSON from stdin, ``{"what": NAME, ...}``, and writes one line 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
 import sys
@@ -29,7 +28,7 @@ from duetime.deliverers.client import HttpClient
 from duetime.deliverers.egress import Egress, parse_url
 from duetime.deliverers.http import HttpDeliverer
 from duetime.model import OutcomeKind
-from duetime.node import SWITCH_SECONDS
+from duetime.node import prepare_interpreter
 from duetime.stores.postgres import PostgresStore
 from duetime.stores.sqlite import SqliteStore
 
@@ -45,7 +44,6 @@ def _figures(count: int, started: float, cpu: float) -> Figures:
 
 async def store(address: str, url: str, callers: int, seconds: float) -> Figures:
     """``put`` from many coroutines, one timer each time, into a file or the database of a URL."""
-    sys.setswitchinterval(SWITCH_SECONDS)
     opened: SqliteStore | PostgresStore
     if "://" in address:
         opened = PostgresStore(address, shards=SHARDS)
@@ -54,7 +52,7 @@ async def store(address: str, url: str, callers: int, seconds: float) -> Figures
     await opened.open()
     ahead = SystemClock().now() + 86_400_000
     made = [timer(url, ahead) for _ in range(round(60_000 * seconds))]
-    gc.freeze()
+    prepare_interpreter()
     count, cpu, started = 0, time.process_time(), time.perf_counter()
 
     async def call() -> None:
@@ -95,7 +93,7 @@ async def client(url: str, callers: int, seconds: float) -> Figures:
     egress = Egress(clock, allow_all=True)
     deliverer = HttpDeliverer(egress=egress, clock=clock, keys_of=lambda namespace: (), version="bench")
     made = [timer(url, 0, due=10**12) for _ in range(5_000)]
-    gc.freeze()
+    prepare_interpreter()
     count, failed, cpu, started = 0, 0, time.process_time(), time.perf_counter()
 
     async def call() -> None:
@@ -121,7 +119,7 @@ async def loop(url: str, per_second: int, seconds: int) -> Figures:
         body = body_of(made, made.fire_at)
         head = f"POST {parsed.target} HTTP/1.1\r\nHost: {parsed.authority}\r\nContent-Type: application/json\r\n"
         messages.append((made.fire_at, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body))
-    gc.freeze()
+    prepare_interpreter()
     cpu, started = time.process_time(), time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         for due, message in messages:
@@ -159,7 +157,7 @@ async def acks(url: str, stream: str, consumer: str, count: int) -> Figures:
             await ask()
 
     await client.subscribe(inbox, cb=on_message)
-    gc.freeze()
+    prepare_interpreter()
     cpu, started = time.process_time(), time.perf_counter()
     await ask()
     await over.wait()

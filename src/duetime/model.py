@@ -33,9 +33,10 @@ class Status(enum.StrEnum):
     FAILED = "failed"
     CANCELED = "canceled"
 
-    @property
-    def final(self) -> bool:
-        return self not in (Status.PENDING, Status.EXECUTING)
+    final: bool
+
+    def __init__(self, value: str) -> None:
+        self.final = value not in ("pending", "executing")
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -199,9 +199,7 @@ class Node:
 
     async def run(self) -> None:
         """Serve until ``stop`` is called or the store fails."""
-        sys.setswitchinterval(SWITCH_SECONDS)
-        gc.freeze()
-        gc.set_threshold(*GARBAGE)
+        prepare_interpreter()
         listener = self._listener or bind(self.settings.host, self.settings.port)
         self.port = listener.getsockname()[1]
         try:
@@ -242,6 +240,13 @@ class Node:
 
     async def _watch_store(self) -> None:
         raise await self.store.failure()
+
+
+def prepare_interpreter() -> None:
+    """For one event loop beside a writing thread, with many objects that come and go and make no circles."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    gc.freeze()
+    gc.set_threshold(*GARBAGE)
 
 
 async def serve(settings: Settings, *, virtual_clock: bool = False, listener: socket.socket | None = None) -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 import pytest
 import uvloop
 
+from duetime.doors import connection as connections
 from duetime.doors import server as module
 from duetime.doors.http import Application, Handler, NotFound, Request, Response, Stream, Unauthorized
 from duetime.doors.server import Server, bind
@@ -910,7 +911,7 @@ def test_a_target_that_nobody_has_is_not_found(play: Play, target: bytes) -> Non
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IDLE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(connections, "IDLE_SECONDS_MAX", 0.2)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
 
 

@@ -1,0 +1,403 @@
+"""One connection of HTTP/1.1: reads requests, has each one answered, and writes the answers in their order.
+
+httptools parses, the application answers, and this is what is between them: one request at a time, in the order in
+which they came; no more of a body in memory than its reader asks for; no answer for a client that does not read the one
+before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import Sequence
+from contextlib import aclosing
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Protocol, cast
+from urllib.parse import unquote
+
+import httptools
+
+from duetime.doors.http import Header, Request, Response, Stream
+from duetime.errors import InvalidInput
+
+log = logging.getLogger(__name__)
+
+HEAD_BYTES_MAX = 64 * 1024
+"""Of a request without its body: the head, and what a chunked body has besides."""
+UNREAD_BYTES_MAX = 64 * 1024
+"""How much of a body may wait for its reader before the client has to."""
+READ_OVER_BYTES_MAX = 1024 * 1024
+"""How large a body may be that was refused before it was whole, for the connection to serve on behind it."""
+IDLE_SECONDS_MAX = 75.0
+"""How long a connection may be without a request, the head of one may take, and a body may stand still."""
+WRITE_AT_ONCE_MAX = 16 * 1024
+
+_FRAMING = (b"content-length", b"transfer-encoding")
+_NAME = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
+_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*").fullmatch
+
+
+class Application(Protocol):
+    """Who answers."""
+
+    async def answer(self, request: Request) -> Response | None:
+        """The answer to a request, whatever becomes of it; None when nobody waits for one."""
+
+    def refusal(self, error: Exception) -> Response:
+        """The answer to what is not a request."""
+
+
+class Host(Protocol):
+    """Who has the connections."""
+
+    application: Application
+    date: bytes
+    """For the heads of answers."""
+    stopping: bool
+
+    def came(self, connection: Connection) -> None: ...
+
+    def left(self, connection: Connection) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, server: Host, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._loop = loop
+        self._parser = httptools.HttpRequestParser(self)
+        self._waiting: deque[Request | None] = deque()  # None: what came was not HTTP
+        self._reading: Request | None = None
+        self._answering: Request | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._streaming = False
+        self._asked = False  # for the rest of the body
+        self._deaf = False  # whatever comes is dropped
+        self._left = False  # the client will send no more
+        self._ended = False  # the last answer is written
+        self._lost = False
+        self._paused = False
+        self._since = loop.time()
+        self._unsent, self._unsent_since = 0, 0.0
+        self._in_head = False
+        self._url = b""
+        self._headers: list[Header] = []
+        self._framing = b""  # of a body that this parser will not read
+        self._segment = 0
+        self._bodiless = 0  # bytes of segments that brought neither the beginning of a request nor a piece of its body
+
+    # What the transport tells.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._server.came(self)
+        if self._server.stopping:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deaf = self._left = self._lost = True
+        self._waiting.clear()
+        if self._reading is not None:
+            self._reading.leave()
+        self.resume_writing()
+        if self._task is None:
+            self._server.left(self)
+        elif self._streaming:
+            self._task.cancel()
+
+    def eof_received(self) -> bool:
+        """Who has said all still wants the answer, unless it is a stream: that one has left."""
+        self._deaf = self._left = True
+        if self._reading is not None:
+            self._reading.leave()
+        return self._answering is not None and not self._streaming
+
+    def pause_writing(self) -> None:
+        self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._segment = len(data)
+        self._bodiless += self._segment
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse()
+        else:
+            # Heads, trailers and what stands between the pieces of a body have a limit.
+            if self._bodiless > HEAD_BYTES_MAX and (self._in_head or self._reading is not None):
+                self._refuse()
+
+    def _upgrade(self, rest: bytes) -> None:
+        """Nobody here speaks another protocol, so the request is answered in this one. The parser leaves out the body
+        of a request like that; another one, which does not see the wish, reads it."""
+        if self._framing:
+            self._parser = httptools.HttpRequestParser(_Rest(self))
+            head, self._framing = b"POST / HTTP/1.1\r\nconnection: close\r\n%b\r\n" % self._framing, b""
+            self.data_received(head + rest)
+        else:
+            self._deaf = True
+
+    def _refuse(self) -> None:
+        """Say that this is not HTTP, after the answers to what was."""
+        if self._deaf:
+            return  # It came behind the last request, where nobody looks.
+        self._deaf = True
+        request = self._reading
+        if request is not None and request.answered:
+            self._end(heard=False)
+            return
+        if request is not None:
+            request.leave()
+        self._waiting.append(None)
+        self._answer_next()
+
+    # What the parser tells.
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = []
+        self._in_head = True
+        self._bodiless = 0
+        self._since = self._loop.time()
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # and not in the trailers
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        parser, url, headers = self._parser, self._url, self._headers
+        if self._bodiless + self._segment > HEAD_BYTES_MAX and _size(url, headers) > HEAD_BYTES_MAX:
+            raise ValueError("the head is too large")
+        if url.startswith(b"/") and b"#" not in url:
+            raw_path, _, query = url.partition(b"?")
+        else:
+            parsed = httptools.parse_url(url)
+            raw_path, query = parsed.path or b"/", parsed.query or b""
+        path = raw_path.decode("ascii")
+        version = parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise ValueError("another version of HTTP")
+        request = self._reading = Request(
+            parser.get_method().decode("ascii"),
+            unquote(path) if "%" in path else path,
+            raw_path,
+            query,
+            headers,
+            self._more,
+        )
+        request.old = version == "1.0"
+        request.last = request.old or not parser.should_keep_alive()
+        if parser.should_upgrade():
+            request.last = True
+            self._framing = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] in _FRAMING)
+        self._waiting.append(request)
+        if self._answering is None:
+            self._answer_next()
+        else:
+            self._pause_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._bodiless = 0
+        self._since = self._loop.time()
+        request = self._reading
+        if request is None:
+            return
+        fed = request.feed(body)
+        if not request.answered:
+            if fed > UNREAD_BYTES_MAX:
+                self._pause_reading()
+        elif fed > READ_OVER_BYTES_MAX:
+            self._end(heard=False)
+
+    def on_message_complete(self) -> None:
+        request = self._reading
+        if request is None or self._framing:
+            return
+        self._reading = None
+        self._bodiless = 0
+        request.last = request.last or not self._parser.should_keep_alive()  # as its trailers may say
+        self._deaf = self._deaf or request.last
+        request.end()
+
+    # Reading no more than somebody wants.
+
+    def _pause_reading(self) -> None:
+        if not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._paused and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _more(self, request: Request) -> None:
+        """The one who answers waits for more of the body."""
+        self._since = self._loop.time()
+        if not self._asked and not request.old and (request.header(b"expect") or b"").lower() == b"100-continue":
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._asked = True
+        self._resume_reading()
+
+    # Answering.
+
+    def _answer_next(self) -> None:
+        if self._answering is not None or self._ended:
+            return
+        if self._waiting:
+            request = self._waiting.popleft()
+            if request is None:
+                refusal = self._server.application.refusal(InvalidInput("", "the request is not valid HTTP"))
+                self._write(refusal, last=True)
+                self._end(heard=False)
+            else:
+                self._answering = request
+                self._asked = False
+                self._task = self._loop.create_task(self._answer(request))
+        elif self._deaf or self._server.stopping:
+            self._end()
+        else:
+            self._since = self._loop.time()
+            self._resume_reading()
+
+    async def _answer(self, request: Request) -> None:
+        try:
+            response = await self._server.application.answer(request)
+            while self._drained is not None:
+                await self._drained
+            if response is not None and not self._transport.is_closing():
+                last = request.last or self._server.stopping or self._lingers(request)
+                if not isinstance(response, Stream) or request.method == "HEAD":
+                    self._write(response, last=last, bare=request.method == "HEAD")
+                elif not self._left:
+                    await self._stream(response, last=last, chunked=not request.old)
+                if last:
+                    self._end(heard=request.whole)
+        except Exception:
+            log.exception("the answer to %s %s broke off", request.method, request.raw_path.decode())
+            self._transport.abort()
+        finally:
+            request.answered = True
+            self._answering = self._task = None
+            if self._lost:
+                self._server.left(self)
+        self._answer_next()
+
+    def _lingers(self, request: Request) -> bool:
+        """Whether it is refused before its body is whole, and that is too large to be read over, or may not come."""
+        if request.whole:
+            return False
+        expects = not self._asked and request.header(b"expect") is not None
+        return expects or int(request.header(b"content-length") or 0) > READ_OVER_BYTES_MAX
+
+    def _end(self, *, heard: bool = True) -> None:
+        """Close. Who is still sending would lose the answer by it, and may finish, if that does not take too long."""
+        self._ended = self._deaf = True
+        if heard or self._left or self._transport.is_closing():
+            self._transport.close()
+        else:
+            self._since = self._loop.time()
+            self._transport.write_eof()
+            self._resume_reading()
+
+    def _write(self, response: Response, *, last: bool, bare: bool = False) -> None:
+        body, length = response.body, b""
+        if response.status in (204, 304):
+            body = b""
+        elif not isinstance(response, Stream):
+            length = b"content-length: %d\r\n" % len(body)
+        head = self._head(response, length, last=last)
+        if bare or not body:
+            self._transport.write(head)
+        elif len(body) <= WRITE_AT_ONCE_MAX:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines([head, body])
+
+    def _head(self, response: Response, framing: bytes, *, last: bool) -> bytes:
+        closing = b"connection: close\r\n" if last else b""
+        lines = _lines(response.status, tuple(response.headers), tuple(response.guards))
+        return b"%bdate: %b\r\n%b%b\r\n" % (lines, self._server.date, framing, closing)
+
+    async def _stream(self, response: Stream, *, last: bool, chunked: bool) -> None:
+        framing = b"transfer-encoding: chunked\r\n" if chunked else b""
+        self._transport.write(self._head(response, framing, last=last))
+        self._streaming = True
+        try:
+            async with aclosing(response.pieces) as pieces:
+                async for piece in pieces:
+                    if piece:
+                        self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+                    while self._drained is not None:
+                        await self._drained
+        finally:
+            self._streaming = False
+        if chunked:
+            self._transport.write(b"0\r\n\r\n")
+
+    # What the server tells.
+
+    def look(self) -> None:
+        """Close what has stood still for too long."""
+        now = self._loop.time()
+        unsent = self._transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, now
+        if unsent:
+            if now - self._unsent_since > IDLE_SECONDS_MAX:
+                self._transport.abort()
+        elif now - self._since > IDLE_SECONDS_MAX and (self._answering is None or self._answering.waits):
+            self._transport.close()
+
+    def finish(self) -> None:
+        """Close what has no request; who does not read a stream is not waited for."""
+        if self._answering is None:
+            self._transport.close()
+        elif self._streaming and self._drained is not None:
+            self.abort()
+
+    def abort(self) -> asyncio.Task[None] | None:
+        """End it now; its task, if there is one, has been canceled."""
+        self._transport.abort()
+        if self._task is not None:
+            self._task.cancel()
+        return self._task
+
+
+class _Rest:
+    """What a connection is told of a body whose head another parser has read."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.on_body = connection.on_body
+        self.on_message_complete = connection.on_message_complete
+
+
+def _size(url: bytes, headers: Sequence[Header]) -> int:
+    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+@lru_cache(maxsize=1_024)
+def _lines(status: int, headers: tuple[Header, ...], guards: tuple[Header, ...]) -> bytes:
+    """The first lines of an answer; most answers have the same few."""
+    lines = [b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())]
+    for name, value in (*headers, *guards):
+        if not _NAME(name) or not _VALUE(value):
+            raise ValueError(f"{name!r}: {value!r} is not a header")
+        lines.append(b"%b: %b" % (name, value))
+    return b"\r\n".join(lines) + b"\r\n"
