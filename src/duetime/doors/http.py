@@ -64,21 +64,8 @@ class Request:
     """One request: its route's path parameters, its query, its headers, and its body as it comes."""
 
     __slots__ = (
-        *(
-            "_fed",
-            "_gone",
-            "_more",
-            "_pieces",
-            "_waiting",
-            "answered",
-            "headers",
-            "last",
-            "method",
-            "old",
-            "parameters",
-            "path",
-        ),
-        *("query_string", "raw_path", "whole"),
+        *("_fed", "_gone", "_more", "_pieces", "_waiting", "answered", "headers", "last", "method", "old"),
+        *("parameters", "path", "query_string", "raw_path", "whole"),
     )
 
     def __init__(
