@@ -52,11 +52,11 @@ class Server:
             self._wake.set()
 
     async def _pause(self, seconds: float) -> None:
+        alarm = asyncio.get_running_loop().call_later(seconds, self._wake.set)
         try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+            await self._wake.wait()
+        finally:
+            alarm.cancel()
         self._wake.clear()
 
     async def _drain(self) -> None:
