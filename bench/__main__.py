@@ -138,7 +138,11 @@ def main() -> int:
     if WRK is None:
         print(WRK_MISSING, file=sys.stderr)
     watch = Machine()
-    versions = {"Duetime": __version__, "Python": sys.version.split()[0], "SQLite": apsw.sqlite_lib_version()}
+    versions = {
+        "Duetime": __version__,
+        "Python": f"{sys.version.split()[0]} ({sys.base_prefix})",
+        "SQLite": apsw.sqlite_lib_version(),
+    }
     results = Results(
         began_at=datetime.now(UTC).isoformat(timespec="seconds"),
         command="make bench-full" if options.full else "make bench",
