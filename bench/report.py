@@ -88,7 +88,7 @@ _TEXTS = {
     "steady": "Beside it a bare loop that sends the same requests from memory.",
     "pending": "The same service with more and more timers that wait for another day. CPU is that of the service and "
     "its database. Nothing is kept in memory per timer; on SQLite the memory at the end has the page cache in it, "
-    "which is 64 MiB at most and fills as there is more to read. The sizes take turns, forwards and backwards: the "
+    "which is 16 MiB at most and fills as there is more to read. The sizes take turns, forwards and backwards: the "
     "table has the medians, and the bar compares the best turn of each, as what else the machine does only ever makes "
     "a figure worse.",
     "client": "With address guard, signing and limits, from 256 tasks, against the same receiver.",

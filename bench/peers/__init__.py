@@ -33,6 +33,7 @@ class Figures(msgspec.Struct):
     error: str = ""  # could not run, or not to the end: why; what was measured before it counts
 
 
+WARM_SECONDS = 0.5
 HERD, HERD_QUICK = 5_000, 1_000
 """How many are due at one instant; in the quick form the slow peers, which decide no bar, get fewer."""
 
@@ -137,6 +138,7 @@ async def _measure(
         figures.version = only.version
         measuring = Measuring(only, receiver, say)
         say(f"{figures.name}: schedules one by one")
+        await measuring.schedules(WARM_SECONDS, 1)
         singles = figures.singles_per_second = await measuring.schedules(1.5 if quick else 3.0, 1)
         if peer.batches:
             say(f"{figures.name}: schedules in batches")
