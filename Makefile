@@ -35,10 +35,10 @@ types: $(READY_DEV) ## check the types
 	@$(BIN)/mypy
 
 bench: $(READY_DEV) $(READY_BENCH) ## measure throughput and lateness beside ceilings and peers, in about six minutes
-	@$(BIN)/python -m bench
+	@$(BIN)/python -m bench $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-full: $(READY_DEV) $(READY_BENCH) ## the same in rounds and with ten million pending timers, for docs/benchmarks.md
-	@$(BIN)/python -m bench --full
+	@$(BIN)/python -m bench --full $(if $(ROUNDS),--rounds $(ROUNDS))
 
 crash: $(READY_DEV) ## kill -9 the service 100 times under load and count what was lost
 	@$(BIN)/python -m tests.e2e.crash --kills 100

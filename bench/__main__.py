@@ -138,6 +138,7 @@ def main() -> int:
     if WRK is None:
         print(WRK_MISSING, file=sys.stderr)
     watch = Machine()
+    rounds: int | None = options.rounds
     versions = {
         "Duetime": __version__,
         "Python": f"{sys.version.split()[0]} ({sys.base_prefix})",
@@ -145,8 +146,9 @@ def main() -> int:
     }
     results = Results(
         began_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command="make bench-full" if options.full else "make bench",
+        command=("make bench-full" if options.full else "make bench") + (f" ROUNDS={rounds}" if rounds else ""),
         quick=not options.full,
+        rounds=rounds,
         machine=description(),
         versions=versions,
     )

@@ -60,8 +60,9 @@ read the ratios, not the rates. What is compared takes turns in one run, and eac
 as it comes), every callback is a real HTTP request, and all guards and fences are on.
 
 ```
-make bench        # about six minutes
-make bench-full   # three quarters of an hour: more rounds, ten million pending timers, the peers in full
+make bench            # about six minutes
+make bench ROUNDS=2   # twice as long, and half as noisy
+make bench-full       # three quarters of an hour: more rounds, ten million pending timers, the peers in full
 ```
 
 `docs/benchmarks.json` has the raw figures, from which `python -m bench.report` makes this page. One measurement \
@@ -73,7 +74,8 @@ What the design asks for, and what was measured in this run. A second worker can
 what is busy with one fits the machine, so bar 7 is judged where at most {busy} of it was. The setup with two workers \
 has leases of {lease} instead of 10 s, so that they have shared the shards out soon after the start.
 """
-_QUICK = " This was the quick form: one round, two where a bar is a tenth, and the slow peers with fewer timers."
+_QUICK = " This was the quick form: {rounds}, and the slow peers with fewer timers."
+_ROUNDS = "one round, two where a bar is a tenth"
 _PEERS = """\
 What a user would pick otherwise, doing the same job: a durable "POST this JSON to that URL at T", set up as its own \
 documents recommend. {count:,} timers are due at one instant, fewer for those that would take long, as the table says; \
@@ -129,7 +131,7 @@ def document(results: Results, drawn: Sequence[Drawing]) -> str:
         machine=results.machine,
         versions=", ".join(f"{name} {version}" for name, version in results.versions.items()),
         care=_care(results),
-        quick=_QUICK if results.quick else "",
+        quick=_QUICK.format(rounds=f"{results.rounds} rounds" if results.rounds else _ROUNDS) if results.quick else "",
         busy=percent(bars.BUSY_SHARE_MAX),
         second=bars.SECOND_WORKER,
         lease=LEASE_OF_MANY.replace("s", " s"),
