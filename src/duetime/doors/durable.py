@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -59,7 +61,16 @@ _encode = msgspec.json.Encoder().encode
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
-_batch_decoder = msgspec.json.Decoder(schema.BatchIn)
+_parts_decoder = msgspec.json.Decoder(schema.BatchIn)
+
+
+class _Batch(msgspec.Struct):
+    """A batch in which every timer is as it should be."""
+
+    timers: Annotated[list[schema.CreateTimer], msgspec.Meta(min_length=1, max_length=schema.BATCH_MAX)]
+
+
+_batch_decoder = msgspec.json.Decoder(_Batch)
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
@@ -251,14 +262,12 @@ class DurableDoor:
 
     async def batch(self, request: Request) -> Response:
         body = await request.body(self._batch_bytes_max)
-        batch = wire.decode_parts(body, schema.BatchIn, _batch_decoder, key=b"timers")
         results: list[schema.BatchResult | None] = []
         news: list[NewTimer] = []
-        for raw in batch.timers:
+        for asked in self._asked(body):
             try:
-                if len(raw) > self._request_bytes_max:
-                    raise PayloadTooLarge("timer", f"is larger than {self._request_bytes_max} bytes")
-                asked = _decode(bytes(raw), schema.CreateTimer)
+                if isinstance(asked, InvalidInput):
+                    raise asked
                 new = self._new(asked)
                 if self._is_ahead(asked, new.execute_at):
                     news.append(new)
@@ -274,6 +283,22 @@ class DurableDoor:
         left = iter(answers)
         whole = [self._result(next(left)) if result is None else result for result in results]
         return Response(200, _encode(schema.BatchOut(whole)))
+
+    def _asked(self, body: bytes) -> Sequence[schema.CreateTimer | InvalidInput]:
+        """Each timer of a batch, or what is wrong with it. They are read all at once, and one by one if that fails."""
+        if len(body) <= self._request_bytes_max:
+            with suppress(InvalidInput):
+                return wire.decode(body, _Batch, _batch_decoder).timers
+        parts = wire.decode_parts(body, schema.BatchIn, _parts_decoder, key=b"timers")
+        return [self._asked_alone(bytes(part)) for part in parts.timers]
+
+    def _asked_alone(self, part: bytes) -> schema.CreateTimer | InvalidInput:
+        if len(part) > self._request_bytes_max:
+            return PayloadTooLarge("timer", f"is larger than {self._request_bytes_max} bytes")
+        try:
+            return _decode(part, schema.CreateTimer)
+        except InvalidInput as error:
+            return error
 
     def _result(self, answer: tuple[Timer, bool] | DuetimeError) -> schema.BatchResult:
         if isinstance(answer, DuetimeError):
