@@ -26,7 +26,7 @@ from duetime.timetext import format_time
 
 TITLE = "End to end, sustained"
 AHEAD_MS = 1_000
-BATCH = 100
+BATCH = 500  # as large as those of the peers
 CONNECTIONS = 4
 ON_THE_WAY_MAX = 24_000
 LOOK_SECONDS = 0.005
