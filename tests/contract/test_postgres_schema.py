@@ -15,9 +15,12 @@ from tests.contract.stores import SHARDS
 from tests.contract.timers import (
     ALICE,
     LEASE_MS,
+    OLD_IDS,
+    completed,
     ended,
     everything,
     holding,
+    old_key,
     spread,
     timer,
     with_namespace,
@@ -61,6 +64,22 @@ async def test_a_newer_schema_is_refused_and_left_alone(opened, server: Postgres
     assert "newer Duetime" in said
     assert f"schema {newer}" in said
     assert server.sql("SELECT value FROM duetime.meta WHERE name = 'schema'", database) == str(newer)
+
+
+async def test_the_keys_of_an_older_database_are_brought_up(opened, server: Postgres, database: str) -> None:
+    store = await opened(database)
+    live = [timer(id, at=START - 1) for id in OLD_IDS]
+    final = [ended(t.id, Status.FAILED, namespace="elsewhere") for t in live]
+    await with_timers(store, *live, *final)
+    await store.close()
+    for table, timers in (("timers", live), ("history", final)):
+        for t in timers:
+            server.sql(f"UPDATE duetime.{table} SET uuid = '\\x{old_key(t).hex()}' WHERE id = '{t.id}'", database)
+    server.sql("UPDATE duetime.meta SET value = 1 WHERE name = 'schema'", database)
+    store = await opened(database)
+    assert [await store.get(t.namespace, t.id) for t in live + final] == live + final
+    begun = (await store.begin(ALICE, await holding(store), 10)).timers
+    assert await store.record(ALICE, [(t, completed(t)) for t in begun]) == [True] * len(live)
 
 
 async def test_reopening_keeps_everything(opened, database: str) -> None:

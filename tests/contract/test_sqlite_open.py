@@ -19,7 +19,19 @@ from duetime.stores.sqlite import SqliteStore
 from duetime.stores.sqlite_schema import MIGRATIONS
 from tests.clocks import START, ManualClock
 from tests.contract.stores import SHARDS, sqlite
-from tests.contract.timers import ALICE, BOB, LEASE_MS, everything, holding, spread, timer, with_timers
+from tests.contract.timers import (
+    ALICE,
+    BOB,
+    LEASE_MS,
+    OLD_IDS,
+    completed,
+    everything,
+    holding,
+    old_key,
+    spread,
+    timer,
+    with_timers,
+)
 
 ROOT = Path(__file__).parents[2]
 OPEN_ELSEWHERE = """
@@ -146,6 +158,22 @@ async def test_a_place_that_cannot_be_written_is_refused(path: Path, clock: Manu
     await (await sqlite(path.parent, clock)).close()
     # A file is where the folder should be.
     assert "can't write beside" in await refusal(path / "duetime.db", clock)
+
+
+async def test_the_keys_of_an_older_file_are_brought_up(path: Path, clock: ManualClock) -> None:
+    store = await sqlite(path.parent, clock)
+    timers = [timer(id, at=START - 1) for id in OLD_IDS]
+    await with_timers(store, *timers)
+    await store.close()
+    connection = apsw.Connection(str(path))
+    connection.executemany("UPDATE timers SET uuid = ? WHERE id = ?", [(old_key(t), t.id) for t in timers])
+    connection.pragma("user_version", 2)
+    connection.close()
+    store = await sqlite(path.parent, clock)
+    assert [await store.get("default", t.id) for t in timers] == timers
+    begun = (await store.begin(ALICE, await holding(store), 10)).timers
+    assert await store.record(ALICE, [(t, completed(t)) for t in begun]) == [True] * len(timers)
+    await store.close()
 
 
 async def test_another_number_of_shards_is_refused(path: Path, clock: ManualClock) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from hashlib import blake2b
 from itertools import count
 
 import msgspec
@@ -129,6 +130,20 @@ def ended(id: str, status: Status, *, at: int = START, **changes: object) -> Tim
 def spread(number: int, *, at: int = START, step_ms: int = 1, shards: int = 8, prefix: str = "t") -> list[Timer]:
     """Timers one after the other in time, round robin over the shards."""
     return [timer(f"{prefix}{n}", at=at + n * step_ms, shard=n % shards) for n in range(number)]
+
+
+OLD_IDS = (
+    "a",
+    "01a1e332-1e2e-4b02-a550-950f2b9fe475",
+    "01A1E332-1E2E-4B02-A550-950F2B9FE475",
+    "01a1e332-1e2e-4b02-a550-950f2b9fe47",
+)
+"""Ids of timers in a database from before keys began like ids: plain, a UUID in either case, and nearly one."""
+
+
+def old_key(timer: Timer) -> bytes:
+    """The key that such a timer had: the hash alone."""
+    return blake2b(f"{timer.namespace}\0{timer.id}".encode(), digest_size=16, person=b"duetime-timer").digest()
 
 
 def ids(timers: Sequence[Timer]) -> list[str]:

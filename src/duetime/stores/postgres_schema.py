@@ -106,6 +106,14 @@ MIGRATIONS: tuple[str, ...] = (
         END IF;
     END $$;
     """,
+    # The key of a timer whose id is a UUID begins like that (docs/decisions/0013); it was the hash alone.
+    "".join(
+        f"""
+        UPDATE {table} SET uuid = decode(substr(id, 1, 8) || substr(id, 10, 2) || left(encode(uuid, 'hex'), 22), 'hex')
+        WHERE id ~ '^[0-9A-Fa-f]{{8}}(-[0-9A-Fa-f]{{4}}){{3}}-[0-9A-Fa-f]{{12}}$';
+        """
+        for table in ("timers", "history")
+    ),
 )
 
 SLICES_PER_RETENTION_MIN = 4

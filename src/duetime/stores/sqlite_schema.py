@@ -8,6 +8,8 @@ big random one on ``uuid`` (docs/decisions/0003).
 
 from __future__ import annotations
 
+_HEX = "[0-9A-Fa-f]"
+
 MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE meta (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
@@ -82,5 +84,10 @@ MIGRATIONS: tuple[str, ...] = (
         serving     INTEGER NOT NULL,
         about       BLOB NOT NULL
     ) STRICT, WITHOUT ROWID;
+    """,
+    # The key of a timer whose id is a UUID begins like that (docs/decisions/0013); it was the hash alone.
+    f"""
+    UPDATE timers SET uuid = unhex(substr(id, 1, 8) || substr(id, 10, 2) || substr(hex(uuid), 1, 22))
+    WHERE id GLOB '{"-".join(_HEX * digits for digits in (8, 4, 4, 4, 12))}';
     """,
 )
