@@ -161,7 +161,7 @@ class Timer(Struct, frozen=True, kw_only=True, array_like=True):
 
     def delivery_id_of(self, firing: int) -> str:
         hashed = _DELIVERY_HASH.copy()
-        hashed.update(self.uuid + firing.to_bytes(8, "big"))
+        hashed.update(f"{self.namespace}\0{self.id}\0{firing}".encode())
         h = hashed.hexdigest()
         return f"{h[:8]}-{h[8:12]}-5{h[13:16]}-a{h[17:20]}-{h[20:]}"  # a name-based UUID, spelled out: it is hot
 

@@ -12,13 +12,14 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 
-BYTEA_OID = 17
-PUT_COLUMNS, RECORD_COLUMNS = 3, 1
-BEGIN_COLUMNS_MIN = 20
+from duetime.model import Timer
+
+PUT_COLUMNS, RECORD_COLUMNS = 4, 2
+BEGIN_COLUMNS = len(Timer.__struct_fields__) + 6
 
 _HEAD = struct.Struct("!ci")
 _SHORT, _LONG = struct.Struct("!h"), struct.Struct("!i")
-_ARRAY = struct.Struct("!iii")  # dimensions, flags, type of the elements
+_NUMBER = struct.Struct("!q")
 
 
 def rows(piece: bytes) -> Iterator[list[bytes | None]]:
@@ -45,25 +46,23 @@ def _columns(content: bytes) -> list[bytes | None]:
     return columns
 
 
-def _has_keys(column: bytes | None) -> bool:
-    """Whether it is an array of row keys with something in it."""
-    if column is None or len(column) < _ARRAY.size:
-        return False
-    dimensions, _, of = _ARRAY.unpack_from(column)
-    return bool(dimensions == 1 and of == BYTEA_OID)
+def _counts(row: list[bytes | None], columns: int) -> bool:
+    """Whether it is a row of so many columns that begins with how many were written, and some were."""
+    number = row[0]
+    return len(row) == columns and number is not None and len(number) == _NUMBER.size and number != bytes(_NUMBER.size)
 
 
 def is_put(piece: bytes) -> bool:
-    return any(len(row) == PUT_COLUMNS and _has_keys(row[0]) for row in rows(piece))
+    return any(_counts(row, PUT_COLUMNS) for row in rows(piece))
 
 
 def is_record(piece: bytes) -> bool:
-    return any(len(row) == RECORD_COLUMNS and _has_keys(row[0]) for row in rows(piece))
+    return any(_counts(row, RECORD_COLUMNS) for row in rows(piece))
 
 
 def is_begin(piece: bytes) -> bool:
-    """Whether attempts were begun: a begin that found nothing answers with one row of nothing."""
-    return any(len(row) >= BEGIN_COLUMNS_MIN and row[0] is not None and row[-4] is not None for row in rows(piece))
+    """Whether attempts were begun: a begin that found nothing answers with one row that is of no timer."""
+    return any(len(row) == BEGIN_COLUMNS and row[0] is not None for row in rows(piece))
 
 
 class Cutting:

@@ -39,7 +39,7 @@ PAGES = {
         index,
     )
     for filter, index in (
-        (Filter(), "seq"),
+        (Filter(), "namespace"),
         (Filter(namespace="default"), "namespace"),
         (Filter(status=Status.PENDING), "due"),
         (Filter(status=Status.PENDING, namespace="default"), "due"),
@@ -147,10 +147,13 @@ def table(node: Plan) -> str:
 def indexes(plan: Plan) -> set[str]:
     """Which indexes are gone by; those of a slice of history by the columns that they are on."""
     for scan in scans(plan):
-        assert scan["Node Type"] in ("Index Scan", "Index Only Scan"), f"{scan['Node Type']} of {table(scan)}"
+        assert scan["Node Type"] in ("Index Scan", "Index Only Scan", "Tid Scan"), (
+            f"{scan['Node Type']} of {table(scan)}"
+        )
     return {
         scan["Index Name"].replace(f"{table(scan)}_", f"{table(scan).partition('_')[0]}_").removesuffix("_idx")
         for scan in scans(plan)
+        if scan["Node Type"] != "Tid Scan"
     }
 
 
@@ -192,7 +195,7 @@ HISTORY_FINAL = {"history_namespace_status_updated_at_seq"}
 @pytest.mark.parametrize(
     ("verb", "wanted"),
     [
-        ("begin", {"timers_due", "timers_uuid"}),
+        ("begin", {"timers_due"}),
         ("record", UUID),
         ("put", set()),
         ("get", UUID | HISTORY_UUID),
@@ -246,9 +249,9 @@ def test_a_list_of_a_namespace_reads_no_other(plans, name: str, analyzed: bool) 
 )
 def test_a_page_and_a_count_are_walks_along_an_index(plans, name: str, index: str, analyzed: bool) -> None:
     [plan] = plans[name, analyzed]
-    slices = {"seq": "expr", "final": "namespace_status_updated_at_seq", "uuid": "uuid"}.get(index, f"{index}_seq")
+    slices = {"final": "namespace_status_updated_at_seq", "uuid": "uuid"}.get(index, f"{index}_seq")
     assert indexes(plan) <= {f"timers_{index}", f"history_{slices}"}
-    if index == "final":
+    if index in ("final", "namespace"):
         assert all("namespace = " in scan["Index Cond"] for scan in scans(plan))
     if index != "uuid" and not name.endswith("status=executing"):  # these are few
         assert_sorts_only_pages(plan)
@@ -265,9 +268,8 @@ def test_a_forecast_reads_what_is_due_from_the_index_alone(plans, analyzed: bool
 async def test_a_begin_leaves_the_indexes_alone(server: Postgres, database: str, clock: ManualClock) -> None:
     store = await postgres(database, clock)
     await with_timers(store, *spread(1000, at=START - 1000))
-    held = await holding(store)
-    for _ in range(5):
-        assert len((await store.begin(ALICE, held, 100)).timers) == 100
+    # All of a page at once: what they leave behind can't be cleared away before the commit.
+    assert len((await store.begin(ALICE, await holding(store), 500)).timers) == 500
     await store.close()  # A session that ends has counted everything.
     counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'timers'"
     until("the begins are counted", lambda: server.sql(counts, database).startswith("500|"))

@@ -28,6 +28,14 @@ from tests.contract.timers import (
 )
 from tests.postgres import Postgres
 
+OLDER = """
+    SET search_path = duetime;
+    UPDATE meta SET value = 1 WHERE name = 'schema';
+    CREATE INDEX timers_seq ON timers ((seq + 0));
+    CREATE INDEX history_seq ON history ((seq + 0));
+    DROP TYPE new_row, end_row, move_row, whole_row;
+"""
+
 
 async def refusal(url: str, *, shards: int = SHARDS) -> str:
     store = PostgresStore(url, shards=shards, virtual_clock=ManualClock())
@@ -75,7 +83,7 @@ async def test_the_keys_of_an_older_database_are_brought_up(opened, server: Post
     for table, timers in (("timers", live), ("history", final)):
         for t in timers:
             server.sql(f"UPDATE duetime.{table} SET uuid = '\\x{old_key(t).hex()}' WHERE id = '{t.id}'", database)
-    server.sql("UPDATE duetime.meta SET value = 1 WHERE name = 'schema'", database)
+    server.sql(OLDER, database)
     store = await opened(database)
     assert [await store.get(t.namespace, t.id) for t in live + final] == live + final
     begun = (await store.begin(ALICE, await holding(store), 10)).timers

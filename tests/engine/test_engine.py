@@ -264,7 +264,7 @@ async def test_a_process_that_slept_through_its_lease_sends_nothing() -> None:
     begun = (await scene.store.begin(scene.engine.ownership.owner_id, scene.engine.ownership.held(), 1)).timers
     assert begun == [] and scene.engine.ownership.held()
     scene.engine.ownership._trusted_until = 0.0
-    scene.engine.dispatcher.dispatch(timer, asyncio.get_running_loop().create_task)
+    scene.engine.dispatcher.dispatch([timer], asyncio.get_running_loop().create_task)
     await asyncio.sleep(0.1)
     assert scene.deliverer.sent == []
     await scene.stop()

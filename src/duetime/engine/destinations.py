@@ -21,6 +21,8 @@ PATIENCE_MS = 250
 """A queue stands still when nothing has left it for this long."""
 DESTINATIONS_MAX = 10_000
 
+_ALIVE = (OutcomeKind.ANSWERED, OutcomeKind.REFUSED)
+
 
 class Destination:
     def __init__(self, cap: int, queue: int) -> None:
@@ -63,7 +65,7 @@ class Destination:
         """Learn from an attempt; whether the breaker has just opened."""
         self._done_lately(now)
         self._done_now += 1
-        if outcome.kind in (OutcomeKind.ANSWERED, OutcomeKind.REFUSED):
+        if outcome.kind in _ALIVE:
             self._misses, self._broken_until = 0, None
             return False
         self._misses += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from duetime import lifecycle
@@ -42,29 +42,30 @@ class Dispatcher:
         self._workers: set[asyncio.Task[None]] = set()
         self._draining = False
 
-    def dispatch(self, timer: Timer, spawn: Spawn) -> None:
-        """Start an attempt, queue it for its destination, or put it back."""
-        self._recorder.expect(timer)
+    def dispatch(self, timers: Sequence[Timer], spawn: Spawn) -> None:
+        """Start an attempt of each, queue it for its destination, or put it back."""
+        self._recorder.expect(timers)
         now = self._clock.now()
-        if timer.lost >= lifecycle.LOST_MAX:
-            self._recorder.add(timer, lifecycle.give_up(timer, now=now))
-            return
-        target = timer.definition.target
-        deliverer = self._deliverers[type(target)]
-        destination = self._destinations[deliverer.destination(target)]
-        put_off_ms = destination.put_off_ms(now)
-        if self._draining:
-            self._put_back(timer, timer.fire_at)
-        elif put_off_ms is not None:
-            self._put_back(timer, now + put_off_ms)
-        elif destination.free():
-            destination.running += 1
-            destination.start(now)  # Already here: the next look must see that this one has things under way.
-            worker = spawn(self._work(deliverer, destination, timer))
-            self._workers.add(worker)
-            worker.add_done_callback(self._workers.discard)
-        else:
-            self._destinations.queue(destination, timer)
+        for timer in timers:
+            if timer.lost >= lifecycle.LOST_MAX:
+                self._recorder.add(timer, lifecycle.give_up(timer, now=now))
+                continue
+            target = timer.definition.target
+            deliverer = self._deliverers[type(target)]
+            destination = self._destinations[deliverer.destination(target)]
+            put_off_ms = destination.put_off_ms(now)
+            if self._draining:
+                self._put_back(timer, timer.fire_at)
+            elif put_off_ms is not None:
+                self._put_back(timer, now + put_off_ms)
+            elif destination.free():
+                destination.running += 1
+                destination.start(now)  # Already here: the next look must see that this one has things under way.
+                worker = spawn(self._work(deliverer, destination, timer))
+                self._workers.add(worker)
+                worker.add_done_callback(self._workers.discard)
+            else:
+                self._destinations.queue(destination, timer)
 
     def backlog(self) -> int:
         """How many begun timers wait for a destination that is taking them one after the other."""

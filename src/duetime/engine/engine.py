@@ -121,8 +121,7 @@ class Engine:
         self._telemetry.begin_took(self._clock.monotonic() - started)
         self._telemetry.fenced(len(begun.refused))
         self.ownership.lose(begun.refused)
-        for timer in begun.timers:
-            self.dispatcher.dispatch(timer, spawn)
+        self.dispatcher.dispatch(begun.timers, spawn)
         if begun.next_at is not None:
             self.alarm.nudge(begun.next_at)
         return len(begun.timers) == limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Sequence
 
 from duetime.clock import Clock
 from duetime.engine.alarm import Alarm
@@ -38,10 +39,10 @@ class Recorder:
         """Begun timers whose outcome has not been dealt with yet: what the instance has in flight."""
         self._under_way: Counter[int] = Counter()  # the same by shard
 
-    def expect(self, timer: Timer) -> None:
-        """A timer was begun: its outcome will come."""
-        self.under_way += 1
-        self._under_way[timer.shard] += 1
+    def expect(self, timers: Sequence[Timer]) -> None:
+        """These were begun: their outcomes will come."""
+        self.under_way += len(timers)
+        self._under_way.update(timer.shard for timer in timers)
 
     def expects(self, shard: int) -> bool:
         """Whether an outcome of this shard is yet to come or to be recorded."""

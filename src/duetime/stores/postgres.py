@@ -23,7 +23,7 @@ from duetime.stores.orders import ORDERS
 from duetime.stores.postgres_hints import PostgresHints
 from duetime.stores.postgres_lists import FORECAST, count, find, page
 from duetime.stores.postgres_pool import Connection, PostgresPool, Refused
-from duetime.stores.postgres_rows import columns_of, encode, fixed, state, timer_of
+from duetime.stores.postgres_rows import encode, end, fixed, new, state, timer_of
 from duetime.stores.postgres_schema import MIGRATIONS, SCHEMA, slice_statements, slice_width_ms
 
 log = logging.getLogger(__name__)
@@ -110,33 +110,27 @@ class PostgresStore:
             written: set[tuple[bytes, int]] = set()
             try:
                 try:
-                    await self._insert([timer for _, timer in left], written)
+                    [found] = await self._pool.write(sql.PUT, [new(timer) for _, timer in left])
+                    if found["number"] == len(left):
+                        return [answers.get(place) for place in range(len(timers))]  # as it nearly always is
+                    written.update(zip(found["uuids"] or (), found["revisions"] or (), strict=True))
                 except Refused as refused:
                     if refused.code != FINISHED_ALREADY:
                         raise
                 except StoreIndeterminate as error:
                     lost = error
-                if len(written) == len(timers):
-                    return [None] * len(timers)  # as it nearly always is
-                if len(written) < len(left):
-                    there = {timer.uuid: timer for timer in await self._get([timer.uuid for _, timer in left])}
+                there = {timer.uuid: timer for timer in await self._get([timer.uuid for _, timer in left])}
             except StoreUnavailable as error:
                 raise lost or error from error
             for place, timer in left:
                 if (timer.uuid, timer.revision) in written:
                     answers[place] = None
-                elif found := there.get(timer.uuid):
+                elif taken := there.get(timer.uuid):
                     # A firing begins with a random number: the same one means that our own write was not lost.
-                    answers[place] = None if lost and found.firing == timer.firing else found
+                    answers[place] = None if lost and taken.firing == timer.firing else taken
         if len(answers) < len(timers):
             raise lost or StoreUnavailable("the timer keeps changing; try again")
         return [answers[place] for place in range(len(timers))]
-
-    async def _insert(self, timers: Sequence[Timer], written: set[tuple[bytes, int]]) -> None:
-        """Write those whose identity is free and add them to ``written``, by uuid and revision."""
-        columns = columns_of((*fixed(timer), timer.revision, timer.execute_at) for timer in timers)
-        [found] = await self._pool.write(sql.PUT, *columns)
-        written.update(zip(found["uuids"] or (), found["revisions"] or (), strict=True))
 
     async def _get(self, uuids: Sequence[bytes]) -> list[Timer]:
         return [timer_of(row) for row in await self._pool.read(sql.GET, uuids)]
@@ -147,11 +141,10 @@ class PostgresStore:
 
     async def swap(self, before: Timer, after: Timer | None) -> bool:
         which = before.status.final, None if after is None else after.status.final
-        columns = () if after is None else (*fixed(after), *state(after))
         [row] = await self._into_history(
             sql.SWAPS[which],
             *(self._now(), before.uuid, before.revision, before.namespace, before.status.value),
-            *columns,
+            *(() if after is None else ((*fixed(after), *state(after)),)),
         )
         return bool(row["swapped"])
 
@@ -227,24 +220,27 @@ class PostgresStore:
 
     async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
         versions = [held.get(shard, NOT_HELD) for shard in range(self.shards)]
-        rows = await self._pool.write(sql.BEGIN, owner_id, versions, limit, self._now(), self._takeover_now)
-        now, found, still, next_at = (rows[0][name] for name in ("now", "found", "versions", "next_at"))
-        begun = [timer_of(row) for row in rows] if rows[0]["id"] is not None else []
+        look, *rows = await self._pool.write(sql.BEGIN, owner_id, versions, limit, self._now(), self._takeover_now)
+        now, found, still, next_at = (look[name] for name in ("now", "found", "versions", "next_at"))
+        begun = [timer_of(row) for row in rows]
         refused = frozenset(shard for shard in held if still[shard] == NOT_HELD)
         everything = found == len(begun) < min(limit, sql.BEGIN_MAX)
         return Begun(begun, next_at if everything else now, refused)
 
     async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
-        if not changes:
-            return []
         uuids = [before.uuid for before, _ in changes]
-        first: dict[bytes, tuple[Any, ...]] = {}
-        for uuid, (before, after) in zip(uuids, changes, strict=True):
-            if uuid not in first:
-                status = before.status.value
-                first[uuid] = (uuid, before.revision, before.version, before.shard, status, *state(after))
-        [row] = await self._into_history(sql.RECORD, owner_id, self._now(), *columns_of(first.values()))
-        written = set(row["uuids"] or ())
+        first = dict(zip(reversed(uuids), reversed(changes), strict=True))
+        ending, moving = [], []
+        for uuid, (before, after) in first.items():
+            if after.status.final:
+                ending.append((uuid, before.revision, before.shard, *end(after)))
+            else:
+                moving.append((uuid, before.revision, before.shard, *state(after)))
+        [row] = await self._into_history(
+            sql.RECORD,
+            *(owner_id, self._now(), {before.shard for before, _ in changes}, ending, moving),
+        )
+        written = set(first if row["number"] == len(first) else row["uuids"] or ())
         recorded = []
         for uuid in uuids:
             recorded.append(uuid in written)

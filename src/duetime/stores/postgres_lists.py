@@ -67,15 +67,7 @@ def page(
     conditions = " AND ".join(where + _conditions(filter, at, namespaces, arguments))
     order = f"{column} {way}" if filter.order is Order.NEWEST else f"{column} {way}, seq {way}"
     size = f"LIMIT {arguments.add(limit + 1)}::bigint"
-    if _by_namespace(filter):
-        # The index of final timers is by namespace: a page of all is merged from a page of each.
-        each = f"SELECT {TIMER}, seq FROM history WHERE namespace = name AND {conditions} ORDER BY {order} {size}"
-        source = f"SELECT each.* FROM namespaces CROSS JOIN LATERAL ({each}) AS each"
-        return f"{source} ORDER BY {order} {size}", arguments
-    selects = [
-        f"SELECT {TIMER}, seq FROM {table} WHERE {conditions} ORDER BY {order} {size}"
-        for table in _tables(filter.status)
-    ]
+    selects = _selects(filter, f"{TIMER}, seq", conditions, f"ORDER BY {order} {size}")
     return _merged(selects, order, size), arguments
 
 
@@ -86,14 +78,20 @@ def count(filter: Filter, most: int, at: int | None, namespaces: Collection[str]
     conditions = " AND ".join(_conditions(filter, at, namespaces, arguments)) or "true"
     order = f"ORDER BY {_newest(filter) if column == 'seq' else column} {way}"
     size = f"LIMIT {arguments.add(most)}::bigint"
-    if _by_namespace(filter):
-        each = f"SELECT FROM history WHERE namespace = name AND {conditions} {order} {size}"
-        source = f"SELECT FROM namespaces CROSS JOIN LATERAL ({each}) AS each {size}"
-    else:
-        tables = _tables(filter.status)
-        each = " UNION ALL ".join(f"(SELECT 1 FROM {table} WHERE {conditions} {order} {size})" for table in tables)
-        source = f"SELECT FROM ({each}) AS each {size}"
-    return f"SELECT count(*) FROM ({source}) AS counted", arguments
+    union = " UNION ALL ".join(f"({select})" for select in _selects(filter, "1", conditions, f"{order} {size}"))
+    return f"SELECT count(*) FROM (SELECT FROM ({union}) AS each {size}) AS counted", arguments
+
+
+def _selects(filter: Filter, what: str, conditions: str, rest: str) -> list[str]:
+    """What to ask each table. Where the index is by namespace, what is asked of all is asked of each."""
+    selects = []
+    for table in _tables(filter.status):
+        if _by_namespace(filter) and filter.namespace is None:
+            each = f"SELECT {what} FROM {table} WHERE namespace = name AND {conditions} {rest}"
+            selects.append(f"SELECT each.* FROM namespaces CROSS JOIN LATERAL ({each}) AS each")
+        else:
+            selects.append(f"SELECT {what} FROM {table} WHERE {conditions} {rest}")
+    return selects
 
 
 _DUE = "SELECT count(*) FROM (SELECT FROM timers WHERE fire_at >= starts_at AND fire_at < ends_at {} LIMIT $3) AS due"
@@ -107,23 +105,21 @@ FORECAST = f"""
 
 
 def _newest(filter: Filter) -> str:
-    """The order of creation, as the index has it that the filter goes by: of one namespace, of what belongs together,
-    or of all. The few timers that an id can mean are found by their keys, and are in no order until they are sorted."""
-    if filter.id is not None:
-        return "seq - 0"
-    return "seq" if filter.namespace is not None or filter.correlation_id is not None else "seq + 0"
+    """The order of creation. The few timers that an id can mean are found by their keys, and are in no order until they
+    are sorted."""
+    return "seq" if filter.id is None else "seq - 0"
 
 
 def _by_namespace(filter: Filter) -> bool:
-    """Whether what is asked of all namespaces is asked of each."""
-    return filter.order is Order.FINISHED and filter.namespace is None
+    """Whether the index that serves the filter begins with the namespace."""
+    if filter.order is Order.NEWEST:
+        return filter.correlation_id is None and filter.id is None
+    return filter.order is Order.FINISHED
 
 
 def _conditions(filter: Filter, at: int | None, namespaces: Collection[str], arguments: _Arguments) -> list[str]:
     where = []
-    by_namespace = filter.order is Order.FINISHED or (
-        filter.order is Order.NEWEST and filter.correlation_id is None and filter.id is None
-    )
+    by_namespace = _by_namespace(filter)
     # Nothing that is asked besides an id is worded as an index has it.
     correlation_id = "correlation_id = {}" if filter.id is None else "correlation_id IS NOT DISTINCT FROM {}"
     for asked, condition in (

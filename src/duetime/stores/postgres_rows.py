@@ -1,8 +1,7 @@
-"""Timers as rows of PostgreSQL and back: a batch travels as one array per column, which ``unnest`` makes rows of."""
+"""Timers as rows of PostgreSQL and back: a batch travels as an array of rows, whose types the schema names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,19 +13,16 @@ _definition = msgspec.json.Decoder(Definition).decode
 _attempts = msgspec.json.Decoder(tuple[Attempt, ...]).decode
 _statuses = {status.value: status for status in Status}
 
-FIXED = {
-    **{"uuid": "bytea", "namespace": "text", "id": "text", "shard": "int", "definition": "text"},
-    **{"timeout_ms": "bigint", "fingerprint": "text", "correlation_id": "text", "created_at": "bigint"},
-}
-"""What is written once, with its types."""
-STATE = {
-    **{"updated_at": "bigint", "revision": "bigint", "firing": "bigint", "execute_at": "bigint"},
-    **{"fire_at": "bigint", "status": "text", "attempt": "int", "failures": "int", "lost": "int"},
-    **{"last_error": "text", "started_at": "bigint", "executed_at": "bigint", "deadline_at": "bigint"},
-    **{"version": "bigint", "attempts": "text"},
-}
+FIXED = ("uuid", "namespace", "id", "shard", "definition", "timeout_ms", "fingerprint", "correlation_id", "created_at")
+"""What is written once."""
+STATE = (
+    *("updated_at", "revision", "firing", "execute_at", "fire_at", "status", "attempt", "failures", "lost"),
+    *("last_error", "started_at", "executed_at", "deadline_at", "version", "attempts"),
+)
 """What a record changes."""
-NEW = FIXED | {"revision": "bigint", "execute_at": "bigint"}
+END = ("updated_at", "status", "attempt", "failures", "lost", "last_error", "executed_at", "attempts")
+"""What it changes of a timer that becomes final, besides what is the same for all of those."""
+NEW = (*FIXED, "revision", "execute_at")
 """What a put writes."""
 FIRST = {
     **{"updated_at": "created_at", "firing": "revision", "fire_at": "execute_at", "status": "'pending'"},
@@ -36,6 +32,10 @@ FIRST = {
 
 TIMER = ", ".join(Timer.__struct_fields__)
 """What to select for ``timer_of``."""
+
+
+def new(timer: Timer) -> tuple[Any, ...]:
+    return (*fixed(timer), timer.revision, timer.execute_at)
 
 
 def fixed(timer: Timer) -> tuple[Any, ...]:
@@ -51,6 +51,13 @@ def state(timer: Timer) -> tuple[Any, ...]:
         *(timer.updated_at, timer.revision, timer.firing, timer.execute_at, timer.fire_at, timer.status.value),
         *(timer.attempt, timer.failures, timer.lost, timer.last_error, timer.started_at, timer.executed_at),
         *(timer.deadline_at, timer.version, encode(timer.attempts).decode() if timer.attempts else "[]"),
+    )
+
+
+def end(timer: Timer) -> tuple[Any, ...]:
+    return (
+        *(timer.updated_at, timer.status.value, timer.attempt, timer.failures, timer.lost, timer.last_error),
+        *(timer.executed_at, encode(timer.attempts).decode() if timer.attempts else "[]"),
     )
 
 
@@ -80,14 +87,3 @@ def timer_of(row: Any) -> Timer:
         version=row[20],
         attempts=_attempts(row[21]) if row[21] != "[]" else (),
     )
-
-
-def columns_of(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
-    """Rows turned into one list per column."""
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
-def unnest(columns: dict[str, str], first: int) -> str:
-    """The FROM of a batch whose columns are the parameters from ``first`` on, in the order of the rows."""
-    arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(columns.values(), first))
-    return f"unnest({arrays}) AS batch ({', '.join(columns)})"

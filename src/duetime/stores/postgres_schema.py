@@ -6,8 +6,7 @@ stays as small as what is pending, and history is dropped a slice of time at a t
 - No index of ``timers`` has a column that begins and retries change, other than ``fire_at``: a begin is a HOT update,
   which costs no index entry and is cleaned up without a vacuum. That is why ``status`` is in no index, not even as a
   condition of one.
-- The order of creation over all namespaces is the index on ``seq + 0``, which no question about one namespace can be
-  answered by: the planner can't choose to walk through everybody's timers for somebody's.
+- The order of creation is an index by namespace, and a page over all namespaces is merged from a page of each.
 - ``slices`` names the partitions of ``history``; a row belongs to the slice in which the store wrote it.
 - ``tallies`` holds exact counts, each spread over a few rows so that writers do not wait for one another.
 """
@@ -114,6 +113,35 @@ MIGRATIONS: tuple[str, ...] = (
         """
         for table in ("timers", "history")
     ),
+    # A page is filled to less than half, so that all timers on it can begin at once and stay on it. An index less to
+    # write: what is asked of all namespaces is asked of each. And the rows that come in batches (docs/decisions/0016).
+    """
+    ALTER TABLE timers SET (fillfactor = 45);
+    DROP INDEX timers_seq;
+    DROP INDEX history_seq;
+    CREATE TYPE new_row AS (
+        uuid bytea, namespace text, id text, shard int, definition text, timeout_ms bigint, fingerprint text,
+        correlation_id text, created_at bigint, revision bigint, execute_at bigint
+    );
+    CREATE TYPE end_row AS (
+        key bytea, was bigint, in_shard int,
+        updated_at bigint, status text, attempt int, failures int, lost int, last_error text, executed_at bigint,
+        attempts text
+    );
+    CREATE TYPE move_row AS (
+        key bytea, was bigint, in_shard int,
+        updated_at bigint, revision bigint, firing bigint, execute_at bigint, fire_at bigint, status text, attempt int,
+        failures int, lost int, last_error text, started_at bigint, executed_at bigint, deadline_at bigint,
+        version bigint, attempts text
+    );
+    CREATE TYPE whole_row AS (
+        uuid bytea, namespace text, id text, shard int, definition text, timeout_ms bigint, fingerprint text,
+        correlation_id text, created_at bigint,
+        updated_at bigint, revision bigint, firing bigint, execute_at bigint, fire_at bigint, status text, attempt int,
+        failures int, lost int, last_error text, started_at bigint, executed_at bigint, deadline_at bigint,
+        version bigint, attempts text
+    );
+    """,
 )
 
 SLICES_PER_RETENTION_MIN = 4

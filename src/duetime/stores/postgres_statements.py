@@ -11,8 +11,10 @@ one owner's shards. So no two wait for each other in a circle.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from duetime.lifecycle import ATTEMPT_GRACE_MS
-from duetime.stores.postgres_rows import FIRST, FIXED, NEW, STATE, TIMER, unnest
+from duetime.stores.postgres_rows import END, FIRST, FIXED, NEW, STATE, TIMER
 
 BEGIN_MAX = 1_000
 BEGIN_BYTES_MAX = 1 << 18
@@ -21,15 +23,13 @@ larger one would keep its statement open, and the share lock with it, until the 
 SPREAD = 8
 """Over how many rows each count is spread, so that concurrent writers seldom wait for one another."""
 
-LIVE = "('pending', 'executing')"
-
 
 def now(parameter: str) -> str:
     """The store's clock in milliseconds, unless the caller brings a clock of its own, which a virtual one is."""
     return f"coalesce({parameter}::bigint, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)"
 
 
-def _columns(*columns: dict[str, str], of: str = "") -> str:
+def _columns(*columns: Iterable[str], of: str = "") -> str:
     return ", ".join(f"{of}{name}" for group in columns for name in group)
 
 
@@ -48,36 +48,38 @@ def _counted(changes: str) -> str:
         )"""
 
 
-# $1…: one array per column. Returns what was written; raises DT001 when one of them was final already.
+# $1: new rows. Returns how many were written, and which if not all; raises DT001 when one of them was final already.
 PUT = f"""
     WITH written AS (
         INSERT INTO timers (seq, {_columns(NEW, FIRST)})
         SELECT *, {", ".join(FIRST.values())}
-        FROM (SELECT nextval('timer_seq') AS seq, batch.* FROM {unnest(NEW, 1)}) AS numbered
+        FROM (SELECT nextval('timer_seq') AS seq, batch.* FROM unnest($1::new_row[]) AS batch) AS numbered
         ORDER BY uuid, seq
         ON CONFLICT (uuid) DO NOTHING
-        RETURNING uuid, revision, namespace, status
-    ), {_counted("SELECT namespace, status, 0 AS slice, 1 AS change FROM written")}
-    SELECT array_agg(uuid) AS uuids, array_agg(revision) AS revisions, refuse_finished(array_agg(uuid)) FROM written
+        RETURNING uuid, revision, namespace
+    ), {_counted("SELECT namespace, 'pending' AS status, 0 AS slice, 1 AS change FROM written")}
+    SELECT count(*) AS number, refuse_finished(array_agg(uuid)),
+        CASE WHEN count(*) < cardinality($1) THEN array_agg(uuid) END AS uuids,
+        CASE WHEN count(*) < cardinality($1) THEN array_agg(revision) END AS revisions
+    FROM written
 """
 
 GET = f"SELECT {TIMER} FROM timers WHERE uuid = ANY ($1) UNION ALL SELECT {TIMER} FROM history WHERE uuid = ANY ($1)"
 
 
 def swap(*, was_final: bool, becomes_final: bool | None) -> str:
-    """$1: now, $2: uuid, $3: revision, $4: namespace, $5: status before, $6…: the columns of what takes its place."""
+    """$1: now, $2: uuid, $3: revision, $4: namespace, $5: status before, $6: the row that takes its place."""
     source, destination = ("history" if final else "timers" for final in (was_final, becomes_final))
     slice_before = _SLICE.format(at="(SELECT ended_at FROM gone)") if was_final else "0"
     changes = f"SELECT $4::text AS namespace, $5::text AS status, {slice_before} AS slice, -1 AS change FROM gone"
     put = ""
     if becomes_final is not None:
-        values = ", ".join(f"${n}::{kind}" for n, kind in enumerate((FIXED | STATE).values(), 6))
         seq = ("seq", "ended_at") if becomes_final else ("seq",)
         at = ", (SELECT now FROM clock)" if becomes_final else ""
         put = f"""
             put AS (
                 INSERT INTO {destination} ({", ".join(seq)}, {_columns(FIXED, STATE)})
-                SELECT seq{at}, {values} FROM gone RETURNING namespace, status
+                SELECT seq{at}, ($6::whole_row).* FROM gone RETURNING namespace, status
             ),"""
         changes += f" UNION ALL SELECT namespace, status, {_SLICE_NOW if becomes_final else '0'}, 1 FROM put"
     return f"""
@@ -104,7 +106,7 @@ BEGIN = f"""
     ),
     oldest AS MATERIALIZED (
         SELECT * FROM (
-            SELECT uuid, shard, revision, status, fire_at, seq,
+            SELECT ctid AS at, shard, revision, status, fire_at, seq,
                 octet_length(definition) + octet_length(attempts) AS bytes
             FROM timers
             WHERE fire_at <= (SELECT now FROM clock)
@@ -152,55 +154,66 @@ BEGIN = f"""
             updated_at = clock.now,
             revision = timers.revision + 1
         FROM clock, due JOIN fence ON fence.shard = due.shard
-        WHERE timers.uuid = due.uuid AND timers.revision = due.revision
+        WHERE timers.ctid = due.at AND timers.revision = due.revision
         RETURNING {", ".join(f"timers.{name}" for name in TIMER.split(", "))}, timers.seq, due.status AS status_before
-    ), {
+    ),
+    begun_of AS (SELECT namespace, status_before, count(*) AS number FROM begun GROUP BY namespace, status_before),
+    {
     _counted('''
-        SELECT namespace, status_before AS status, 0 AS slice, -1 AS change FROM begun
-        UNION ALL SELECT namespace, 'executing', 0, 1 FROM begun
+        SELECT namespace, status_before AS status, 0 AS slice, -number AS change FROM begun_of
+        UNION ALL SELECT namespace, 'executing', 0, number FROM begun_of
     ''')
 }
-    SELECT begun.*, clock.now, held.versions, next.found, next.at AS next_at
-    FROM clock, held, next LEFT JOIN begun ON true
-    ORDER BY begun.fire_at, begun.seq
+    SELECT * FROM begun
+    FULL JOIN (SELECT clock.now, held.versions, next.found, next.at AS next_at FROM clock, held, next) AS look ON false
+    ORDER BY begun.fire_at NULLS FIRST, begun.seq  -- what is true of the whole look comes once, in a row of its own
 """
 
-_CHANGE = {"key": "bytea", "was": "bigint", "fenced_by": "bigint", "in_shard": "int", "status_before": "text", **STATE}
+_ENDED = (
+    {name: f"timers.{name}" for name in STATE}
+    | {name: f"ending.{name}" for name in END}
+    | {"revision": "timers.revision + 1", "deadline_at": "NULL::bigint", "version": "0"}
+)
 
-# $1: owner, $2: now, $3…: the columns of _CHANGE. Returns the keys of what was written.
+
+def _of_begun(ours: str) -> str:
+    """Which timer a change is of: one that this owner began, and nobody changed since."""
+    return f"timers.uuid = {ours}.key AND timers.revision = {ours}.was AND timers.version = {ours}.fenced_by"
+
+
+# $1: owner, $2: now, $3: shards, $4: end rows, $5: move rows. Returns how many were written, and which if not all.
 RECORD = f"""
     WITH clock AS MATERIALIZED (SELECT {now("$2")} AS now),
-    change AS MATERIALIZED (SELECT * FROM {unnest(_CHANGE, 3)}),
     fence AS MATERIALIZED (
-        SELECT shard, version FROM shards
-        WHERE shard = ANY (ARRAY(SELECT DISTINCT in_shard FROM change)) AND owner_id = $1
+        SELECT shard, version AS fenced_by FROM shards WHERE shard = ANY ($3) AND owner_id = $1
         ORDER BY shard FOR SHARE
     ),
-    ours AS MATERIALIZED (
-        SELECT change.* FROM change JOIN fence ON fence.shard = in_shard AND fence.version = fenced_by
-    ),
+    ending AS MATERIALIZED (SELECT * FROM unnest($4::end_row[]) JOIN fence ON fence.shard = in_shard),
+    moving AS MATERIALIZED (SELECT * FROM unnest($5::move_row[]) JOIN fence ON fence.shard = in_shard),
     ended AS (
-        DELETE FROM timers USING ours
-        WHERE timers.uuid = key AND timers.revision = was AND ours.status NOT IN {LIVE}
-        RETURNING timers.seq, {_columns(FIXED, of="timers.")}, {_columns(STATE, of="ours.")}, status_before
+        DELETE FROM timers USING ending WHERE {_of_begun("ending")}
+        RETURNING timers.seq, {_columns(FIXED, of="timers.")}, {
+    ", ".join(f"{value} AS {name}" for name, value in _ENDED.items())
+}
     ),
+    ended_of AS (SELECT namespace, status, count(*) AS number FROM ended GROUP BY namespace, status),
     kept AS (
-        INSERT INTO history (seq, ended_at, {_columns(FIXED, STATE)})
-        SELECT seq, (SELECT now FROM clock), {_columns(FIXED, STATE)} FROM ended
+        INSERT INTO history (seq, ended_at, {_columns(FIXED, _ENDED)})
+        SELECT seq, (SELECT now FROM clock), {_columns(FIXED, _ENDED)} FROM ended
     ),
     moved AS (
-        UPDATE timers SET {", ".join(f"{name} = ours.{name}" for name in STATE)} FROM ours
-        WHERE timers.uuid = key AND timers.revision = was AND ours.status IN {LIVE}
-        RETURNING timers.uuid, timers.namespace, timers.status, status_before
+        UPDATE timers SET {", ".join(f"{name} = moving.{name}" for name in STATE)} FROM moving
+        WHERE {_of_begun("moving")} RETURNING timers.uuid, timers.namespace, timers.status
     ), {
     _counted(f'''
-        SELECT namespace, status_before AS status, 0 AS slice, -1 AS change FROM ended
-        UNION ALL SELECT namespace, status, {_SLICE_NOW}, 1 FROM ended
-        UNION ALL SELECT namespace, status_before, 0, -1 FROM moved
+        SELECT namespace, 'executing' AS status, 0 AS slice, -number AS change FROM ended_of
+        UNION ALL SELECT namespace, status, {_SLICE_NOW}, number FROM ended_of
+        UNION ALL SELECT namespace, 'executing', 0, -1 FROM moved
         UNION ALL SELECT namespace, status, 0, 1 FROM moved
     ''')
 }
-    SELECT array_agg(uuid) AS uuids FROM (SELECT uuid FROM ended UNION ALL SELECT uuid FROM moved) AS written
+    SELECT count(*) AS number, CASE WHEN count(*) < cardinality($4) + cardinality($5) THEN array_agg(uuid) END AS uuids
+    FROM (SELECT uuid FROM ended UNION ALL SELECT uuid FROM moved) AS written
 """
 
 # $1: owner, $2: lease, $3: now, $4: whether it is serving, $5: about. Returns one row.
