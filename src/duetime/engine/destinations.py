@@ -1,6 +1,6 @@
 """How much each destination may be given now: a concurrency cap, a short queue, and a breaker.
 
-So one slow destination never delays another: it holds at most its cap of attempts and a queue of what one look brings
+So one slow destination never delays another: it holds at most its cap of attempts and a queue of what two looks bring
 plus what it has shown it can do in two seconds; the rest is put back into the store, unspent. A queue that moves makes
 the engine wait before it begins more, one that stands still does not.
 """

@@ -77,7 +77,7 @@ class Engine:
             corrected,
             telemetry,
             per_destination_max=self.options.per_destination_max,
-            queue_max=self.options.begin_max,
+            queue_max=2 * self.options.begin_max,
             uniform=uniform,
         )
         self._draining = asyncio.Event()
@@ -161,10 +161,11 @@ class Engine:
                 await self.alarm.ring()
 
     def _has_enough(self) -> bool:
-        """Whether to begin more only later: what is begun must leave soon, and a look should bring a good batch."""
+        """Whether to begin more only later: what is begun must leave soon, and a look should bring a good batch. One
+        batch may wait while the next is begun, which takes long when the store is busy."""
         batch = min(self.options.begin_max, self.options.in_flight_max // 4)
         room = self.options.in_flight_max - self.recorder.under_way
-        return room < batch or self.dispatcher.backlog() > batch // 4
+        return room < batch or self.dispatcher.backlog() > batch
 
     async def _finish(self) -> None:
         until = self._clock.monotonic() + self.options.drain_ms / 1000

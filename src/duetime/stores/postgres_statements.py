@@ -156,12 +156,10 @@ BEGIN = f"""
         FROM clock, due JOIN fence ON fence.shard = due.shard
         WHERE timers.ctid = due.at AND timers.revision = due.revision
         RETURNING {", ".join(f"timers.{name}" for name in TIMER.split(", "))}, timers.seq, due.status AS status_before
-    ),
-    begun_of AS (SELECT namespace, status_before, count(*) AS number FROM begun GROUP BY namespace, status_before),
-    {
+    ), {
     _counted('''
-        SELECT namespace, status_before AS status, 0 AS slice, -number AS change FROM begun_of
-        UNION ALL SELECT namespace, 'executing', 0, number FROM begun_of
+        SELECT namespace, status_before AS status, 0 AS slice, -1 AS change FROM begun
+        UNION ALL SELECT namespace, 'executing', 0, 1 FROM begun
     ''')
 }
     SELECT * FROM begun
@@ -196,7 +194,6 @@ RECORD = f"""
     ", ".join(f"{value} AS {name}" for name, value in _ENDED.items())
 }
     ),
-    ended_of AS (SELECT namespace, status, count(*) AS number FROM ended GROUP BY namespace, status),
     kept AS (
         INSERT INTO history (seq, ended_at, {_columns(FIXED, _ENDED)})
         SELECT seq, (SELECT now FROM clock), {_columns(FIXED, _ENDED)} FROM ended
@@ -206,8 +203,8 @@ RECORD = f"""
         WHERE {_of_begun("moving")} RETURNING timers.uuid, timers.namespace, timers.status
     ), {
     _counted(f'''
-        SELECT namespace, 'executing' AS status, 0 AS slice, -number AS change FROM ended_of
-        UNION ALL SELECT namespace, status, {_SLICE_NOW}, number FROM ended_of
+        SELECT namespace, 'executing' AS status, 0 AS slice, -1 AS change FROM ended
+        UNION ALL SELECT namespace, status, {_SLICE_NOW}, 1 FROM ended
         UNION ALL SELECT namespace, 'executing', 0, -1 FROM moved
         UNION ALL SELECT namespace, status, 0, 1 FROM moved
     ''')
