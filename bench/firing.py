@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from bench.processes import BenchError, Process
@@ -16,6 +18,8 @@ ARRIVE_SECONDS_MAX = 60
 RECORDED_SECONDS_MAX = 30.0
 LOOK_SECONDS = 0.05
 COMPLETED = 'duetime_timers{status="completed"}'
+
+WORKER = re.compile(r'(?:{|,)worker="\d+"}$')
 
 Figures = dict[str, Any]
 
@@ -34,10 +38,15 @@ async def arrivals(
     return {**await bench.receiver.ask("report"), **spent}
 
 
-async def metrics(server: Process) -> dict[str, float]:
+async def metrics(server: Process) -> Mapping[str, float]:
+    """What the metrics page says, all workers together."""
     _, page = await server.get("/metrics")
-    lines = (line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
-    return {name: float(value) for name, value in lines}
+    figures: Counter[str] = Counter()
+    for line in page.splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            figures[WORKER.sub("", name)] += float(value)
+    return figures
 
 
 async def completed(server: Process, count: float) -> float:

@@ -20,12 +20,7 @@ def part_name(setup: str, count: int) -> str:
 
 
 def parts(bench: Bench) -> Parts:
-    return {
-        part_name(setup.name, count): _part(bench, setup, count)
-        for count in SIZES
-        for setup in bench.setups
-        if count == LARGE or setup.workers == 1 or not bench.quick
-    }
+    return {part_name(setup.name, count): _part(bench, setup, count) for count in SIZES for setup in bench.setups}
 
 
 def _part(bench: Bench, setup: Setup, count: int) -> Part:

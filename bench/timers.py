@@ -22,6 +22,7 @@ from duetime.model import (
     ResponseProtocol,
     Timer,
 )
+from duetime.service import new_ids
 from duetime.sharding import shard_of
 from duetime.stores.postgres import PostgresStore
 from duetime.stores.sqlite import SqliteStore
@@ -37,6 +38,9 @@ _CREATE = (
     '"callback_payload":%s,"metadata":{"source":"bench"}}'
 )
 _DURABLE = '{"executeAt":"{at}","callbackUrl":"%s","callbackHeaders":{"X-Tenant":"acme"},"payload":%s}'
+
+
+_ids = new_ids(SystemClock())
 
 
 def now_ms() -> int:
@@ -65,7 +69,7 @@ def callback_body() -> str:
 
 def timer(url: str, execute_at: int, due: int | None = None) -> Timer:
     """A pending timer as the platform door would have made it."""
-    id = random.randbytes(16).hex()
+    id = next(_ids)
     revision = random.getrandbits(48)
     definition = Definition(
         target=HttpTarget(url=url, headers=HEADERS),

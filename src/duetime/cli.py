@@ -54,6 +54,7 @@ def _parser() -> Parser:
     )
     serving.add_argument("--worker", help=argparse.SUPPRESS)  # how DUETIME_WORKERS starts its processes
     serving.add_argument("--listener", type=int, help=argparse.SUPPRESS)
+    serving.add_argument("--siblings", help=argparse.SUPPRESS)
     add_commands(commands)
     return parser
 
@@ -76,6 +77,7 @@ def _serve(options: argparse.Namespace) -> int:
     from duetime.errors import DuetimeError, SettingsError
     from duetime.node import serve, serve_many
     from duetime.settings import load
+    from duetime.workers import Place
 
     try:
         settings = load(os.environ, Path.cwd())
@@ -85,8 +87,9 @@ def _serve(options: argparse.Namespace) -> int:
             format=f"%(asctime)s %(levelname)-7s {f'[worker {options.worker}] ' if options.worker else ''}%(message)s",
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            if options.listener is not None:
-                runner.run(serve(settings, listener=socket.socket(fileno=options.listener)))
+            if options.worker is not None:
+                listener = socket.socket(fileno=options.listener)
+                runner.run(serve(settings, place=Place(options.worker, listener, Path(options.siblings))))
             elif settings.workers > 1:
                 if options.virtual_clock:
                     raise SettingsError("--virtual-clock: is for one process, not for DUETIME_WORKERS")

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,18 @@ from duetime.doors.server import Server, bind
 from duetime.doors.sessions import CookieSessions, SessionDoor
 from duetime.doors.web import WebDoor
 from duetime.engine.engine import Engine, EngineOptions
+from duetime.errors import SettingsError
 from duetime.model import FOREVER_MS, HttpTarget, NatsTarget
 from duetime.service import Service
 from duetime.settings import Settings
 from duetime.settings.keyfile import ensure_api_key
+from duetime.siblings import Siblings
 from duetime.store import About, Hint, Store
 from duetime.stores.memory import MemoryStore
 from duetime.stores.postgres import PostgresStore
 from duetime.stores.sqlite import SqliteStore
 from duetime.telemetry import Telemetry
-from duetime.workers import Workers
+from duetime.workers import Place, Workers
 
 log = logging.getLogger("duetime")
 
@@ -102,11 +105,9 @@ def build_egress(settings: Settings, clock: Clock) -> Egress:
 class Node:
     """One running instance."""
 
-    def __init__(
-        self, settings: Settings, *, virtual_clock: bool = False, listener: socket.socket | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, *, virtual_clock: bool = False, place: Place | None = None) -> None:
         self.settings = settings
-        self._listener = listener
+        self._place = place
         self.virtual_clock = virtual = VirtualClock() if virtual_clock else None
         clock: Clock = virtual or SystemClock()
         self.key_path: Path | None = None
@@ -115,6 +116,7 @@ class Node:
             directory = (settings.database_path or Path("duetime.db")).parent
             api_key, self.key_path = ensure_api_key(settings, directory)
         self.telemetry = Telemetry()
+        self._siblings = Siblings(place.siblings, place.name, self.telemetry.own_page) if place else None
         self.store = build_store(settings, clock, virtual=virtual_clock)
         self.deliverer = HttpDeliverer(
             egress=build_egress(settings, clock),
@@ -166,6 +168,7 @@ class Node:
             keys,
             keys if settings.metrics_auth == "key" else Keys(None),
             self.telemetry,
+            self._siblings,
             ready=lambda: self._ready,
             refusal=platform.refusal,
             virtual_clock=virtual,
@@ -200,7 +203,7 @@ class Node:
     async def run(self) -> None:
         """Serve until ``stop`` is called or the store fails."""
         prepare_interpreter()
-        listener = self._listener or bind(self.settings.host, self.settings.port)
+        listener = self._place.listener if self._place else bind(self.settings.host, self.settings.port)
         self.port = listener.getsockname()[1]
         try:
             await self.store.open()
@@ -214,6 +217,8 @@ class Node:
                 engine = tasks.create_task(self.engine.run())
                 loops = self._watch_store(), self.service.run(), self._activity.run(), self._pulses.run()
                 others = [tasks.create_task(loop) for loop in loops]
+                if self._siblings is not None:
+                    others.append(tasks.create_task(self._siblings.run()))
                 if self.broker is not None:
                     others.append(tasks.create_task(self.broker.run()))
                 taking = tasks.create_task(self._broker_door.run()) if self._broker_door else None
@@ -249,11 +254,11 @@ def prepare_interpreter() -> None:
     gc.set_threshold(*GARBAGE)
 
 
-async def serve(settings: Settings, *, virtual_clock: bool = False, listener: socket.socket | None = None) -> None:
-    """Run one node in the foreground until a signal ends it; or, with a listener, until standard input ends, too."""
-    node = Node(settings, virtual_clock=virtual_clock, listener=listener)
+async def serve(settings: Settings, *, virtual_clock: bool = False, place: Place | None = None) -> None:
+    """Run one node in the foreground until a signal ends it; or, as a worker, until standard input ends, too."""
+    node = Node(settings, virtual_clock=virtual_clock, place=place)
     loop = asyncio.get_running_loop()
-    if listener is not None:
+    if place is not None:
         loop.add_reader(sys.stdin.fileno(), _on_end_of_input, node)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, node, number)
@@ -283,7 +288,14 @@ async def serve_many(settings: Settings) -> int:
     listener = bind(settings.host, settings.port)
     listener.set_inheritable(True)
     log.info("%d workers share port %d", settings.workers, listener.getsockname()[1])
-    return await Workers(settings.workers, listener).run()
+    try:
+        directory = tempfile.TemporaryDirectory(prefix="duetime-")
+    except OSError as error:
+        raise SettingsError(
+            f"DUETIME_WORKERS: need a directory for their sockets, which TMPDIR may name: {error}"
+        ) from error
+    with directory as siblings:
+        return await Workers(settings.workers, listener, Path(siblings)).run()
 
 
 async def _announce(node: Node) -> None:

@@ -87,7 +87,7 @@ class Service:
         self._auto_namespaces = auto_namespaces
         self._namespaces: dict[str, Namespace] = {}
         self._changed = asyncio.Event()
-        self._new_ids = _new_ids(clock)
+        self._new_ids = new_ids(clock)
         self.clock = clock
         self.changes = 0
         """How often timers were changed through this instance in a way that may leave all counts as they were."""
@@ -435,7 +435,7 @@ class Service:
 _VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 
 
-def _new_ids(clock: Clock) -> Iterator[str]:
+def new_ids(clock: Clock) -> Iterator[str]:
     """UUIDs that begin with the time, so that those of timers that are made together lie together in an index; the rest
     is random. Asking the system for it costs more than all the rest: it is asked for many."""
     while True:

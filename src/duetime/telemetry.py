@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from duetime.model import OutcomeKind, Status
 
@@ -27,7 +29,6 @@ class Telemetry:
 
     def __init__(self) -> None:
         self._registry = r = CollectorRegistry()
-        self._timers = Gauge("duetime_timers", "Timers in the store, by status.", ["status"], registry=r)
         self._refused_commands = Counter(
             "duetime_refused_commands", "Commands from the broker that went to the dead letters.", registry=r
         )
@@ -121,8 +122,35 @@ class Telemetry:
         processed = self._attempts.total()
         yield CounterMetricFamily("timer_schedules_processed", "Attempts whose outcome is known.", value=processed)
 
-    def page(self, timers: Mapping[Status, int]) -> bytes:
-        """The metrics page, with the store's own counts as of now."""
-        for status, count in timers.items():
-            self._timers.labels(status.value).set(count)
+    def own_page(self) -> bytes:
+        """What this process has counted and measured."""
         return generate_latest(self._registry)
+
+    def page(self, timers: Mapping[Status, int], workers: Mapping[str, bytes] | None = None) -> bytes:
+        """The metrics page: the store's own counts as of now, and what this process has to say; or, of several that
+        share a port, each of the ``workers`` by its own page."""
+        in_store = GaugeMetricFamily("duetime_timers", "Timers in the store, by status.", labels=["status"])
+        for status, count in timers.items():
+            in_store.add_metric([status.value], count)
+        said = self._registry.collect() if workers is None else _labeled(workers)
+        page = CollectorRegistry()
+        page.register(_Collected([in_store, *said]))
+        return generate_latest(page)
+
+
+class _Collected(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
+def _labeled(pages: Mapping[str, bytes]) -> list[Metric]:
+    """The metrics of all pages, each of their samples with the name of its page."""
+    metrics: dict[str, Metric] = {}
+    for worker, page in pages.items():
+        for said in text_string_to_metric_families(page.decode()):
+            metric = metrics.setdefault(said.name, Metric(said.name, said.documentation, said.type))
+            metric.samples += [sample._replace(labels={**sample.labels, "worker": worker}) for sample in said.samples]
+    return list(metrics.values())

@@ -11,6 +11,9 @@ import logging
 import signal
 import socket
 import sys
+from pathlib import Path
+
+from msgspec import Struct
 
 from duetime.clock import SystemClock
 
@@ -23,10 +26,19 @@ REFUSED_TO_START = 2
 """The exit code of a worker that can't work with these settings: another one would not either."""
 
 
+class Place(Struct, frozen=True):
+    """A worker's place among the others."""
+
+    name: str
+    listener: socket.socket
+    siblings: Path  # where each has a socket for the others
+
+
 class Workers:
-    def __init__(self, count: int, listener: socket.socket) -> None:
+    def __init__(self, count: int, listener: socket.socket, siblings: Path) -> None:
         self._count = count
         self._listener = listener
+        self._siblings = siblings
         self._clock = SystemClock()
         self._running: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
@@ -68,7 +80,8 @@ class Workers:
             return 0
         descriptor = self._listener.fileno()
         worker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "duetime", "serve", "--worker", str(number), "--listener", str(descriptor)),
+            *(sys.executable, "-m", "duetime", "serve", "--worker", str(number)),
+            *("--listener", str(descriptor), "--siblings", str(self._siblings)),
             stdin=asyncio.subprocess.PIPE,
             pass_fds=[descriptor],
             start_new_session=True,  # Ctrl-C is for the parent, which tells the workers.

@@ -20,7 +20,7 @@ LAYERS = [
     ["client"],
     ["settings"],
     ["engine"],
-    ["service", "activity"],
+    ["service", "activity", "siblings"],
     ["stores", "brokers", "deliverers"],
     ["doors", "workers"],
     ["node"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +111,35 @@ def test_workers_share_a_port_and_stop_together(tmp_path: Path, database: str, n
         service.signal(number)
         assert service.wait() == 0
         assert service.stderr.count("every outcome is recorded") == 2 and "Traceback" not in service.stderr
+
+
+def metric(service: Duetime, name: str) -> dict[str, float]:
+    """A metric by its labels, from whichever worker gets the next connection."""
+    service.disconnect()
+    page = service.request("GET", "/metrics").body.decode()
+    return {labels: float(value) for labels, value in re.findall(rf"^{name}{{(.*)}} (.*)$", page, re.MULTILINE)}
+
+
+def test_metrics_are_those_of_all_workers(tmp_path: Path, database: str) -> None:
+    with Receiver() as receiver, Duetime(tmp_path, DATABASE_URL=database, DUETIME_WORKERS="2", **LEASE) as service:
+        until("both take part", lambda: len(shares(service)) == 2)
+        for n in range(20):
+            soon(service, receiver, f"counted-{n}")
+            service.disconnect()
+        until("all are recorded", lambda: metric(service, "duetime_timers")['status="completed"'] == 20)
+        for name in ("timer_commands_received_total", "duetime_lateness_seconds_count"):
+            for _ in range(5):
+                counted = metric(service, name)
+                assert (list(counted), sum(counted.values())) == (['worker="1"', 'worker="2"'], 20)
+        one, other = workers(service)
+        one.suspend()
+        try:
+            assert len(metric(service, "duetime_owned_shards")) == 1
+        finally:
+            one.resume()
+        other.kill()
+        until("another is there", lambda: other not in workers(service) and len(workers(service)) == 2)
+        until("it answers, too", lambda: len(metric(service, "duetime_owned_shards")) == 2)
 
 
 def test_a_worker_that_dies_is_replaced(tmp_path: Path, database: str) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from duetime.model import timer_uuid
-from duetime.service import IDS_AT_ONCE, _new_ids
+from duetime.service import IDS_AT_ONCE, new_ids
 from tests.clocks import ManualClock
 
 
@@ -42,7 +42,7 @@ def test_namespaces_are_told_apart_behind_the_same_beginning() -> None:
 
 def test_new_ids_are_uuids_that_begin_with_the_time() -> None:
     clock = ManualClock()
-    ids = _new_ids(clock)
+    ids = new_ids(clock)
     made = list(islice(ids, 3 * IDS_AT_ONCE))
     assert len(set(made)) == len(made)
     for id in made:

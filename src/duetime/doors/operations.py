@@ -13,6 +13,7 @@ from duetime.doors import wire
 from duetime.doors.http import Handler, Keys, Request, Response
 from duetime.errors import InvalidInput
 from duetime.service import Service
+from duetime.siblings import Siblings
 from duetime.telemetry import CONTENT_TYPE, Telemetry
 from duetime.timetext import TIME_MS_MAX, format_time, parse_duration
 
@@ -31,6 +32,7 @@ class OperationsDoor:
         keys: Keys,
         metrics_keys: Keys,
         telemetry: Telemetry,
+        siblings: Siblings | None,
         *,
         ready: Callable[[], bool],
         refusal: Callable[[Exception], Response],
@@ -40,6 +42,7 @@ class OperationsDoor:
         self._keys = keys
         self._metrics_keys = metrics_keys
         self._telemetry = telemetry
+        self._siblings = siblings
         self._ready = ready
         self._virtual_clock = virtual_clock
         self.refusal = refusal
@@ -64,7 +67,8 @@ class OperationsDoor:
 
     async def metrics(self, request: Request) -> Response:
         self._metrics_keys.check(request)
-        page = self._telemetry.page(await self._service.tally())
+        workers = None if self._siblings is None else await self._siblings.pages()
+        page = self._telemetry.page(await self._service.tally(), workers)
         return Response(200, page, ((b"content-type", CONTENT_TYPE.encode()),))
 
     async def clock(self, request: Request) -> Response:
