@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Iterator
 
 import asyncpg
@@ -13,10 +14,11 @@ from duetime.errors import SettingsError, StoreError, StoreIndeterminate, StoreU
 from duetime.model import Status
 from duetime.stores import postgres_hints, postgres_pool
 from duetime.stores.postgres import CONNECTIONS_MAX, PostgresStore
+from tests.chaos.answers import Cutting, is_put, is_record
 from tests.clocks import START, ManualClock
 from tests.contract.timers import ALICE, LEASE_MS, completed, everything, holding, spread, timer, with_timers
 from tests.postgres import Postgres
-from tests.proxy import Proxy, nth
+from tests.proxy import Proxy, Rule, nth
 
 
 @pytest.fixture
@@ -122,24 +124,29 @@ async def test_a_kill_loses_nothing_that_was_acknowledged(store: PostgresStore, 
 # A connection that is cut.
 
 
+def the_first(is_wanted: Callable[[bytes], bool]) -> Cutting:
+    """A rule that meets only the first answer of this kind."""
+    return Cutting(is_wanted, share=1, times=1, draw=random.Random())
+
+
 async def test_a_write_whose_answer_is_lost_may_have_happened(store, beside, proxy: Proxy) -> None:
     await with_timers(beside, due := timer("due"), canceled := timer("canceled", at=START + 9))
 
-    async def lost(call: Awaitable[object], answer: bytes, n: int = 1) -> None:
-        """Cut the connection in place of passing on the n-th answer that has these bytes in it."""
-        proxy.on_answer = nth(answer, n)
+    async def lost(call: Awaitable[object], answer: Rule) -> None:
+        """Cut the connection in place of passing on this answer."""
+        proxy.on_answer = answer
         with pytest.raises(StoreIndeterminate, match="PostgreSQL"):
             await call
 
-    await lost(store.claim(ALICE, [0], LEASE_MS), b"UPDATE 1")
+    await lost(store.claim(ALICE, [0], LEASE_MS), nth(b"UPDATE 1"))
     assert (await beside.renew(ALICE, LEASE_MS)).held == {0: 1}
-    await lost(store.begin(ALICE, {0: 1}, 1), due.definition.target.url.encode())
+    await lost(store.begin(ALICE, {0: 1}, 1), nth(due.definition.target.url.encode()))
     begun = await beside.get("default", "due")
     assert begun.status is Status.EXECUTING
-    await lost(store.record(ALICE, [(begun, completed(begun))]), begun.uuid)
+    await lost(store.record(ALICE, [(begun, completed(begun))]), the_first(is_record))
     assert (await beside.get("default", "due")).status is Status.COMPLETED
     # The first answer is to a question of the client library: what such a row consists of.
-    await lost(store.swap(canceled, lifecycle.cancel(canceled, now=START)), b"SELECT 1", 2)
+    await lost(store.swap(canceled, lifecycle.cancel(canceled, now=START)), nth(b"SELECT 1", 2))
     assert (await beside.get("default", "canceled")).status is Status.CANCELED
 
 
@@ -154,17 +161,18 @@ async def test_a_read_whose_answer_is_lost_has_changed_nothing(store: PostgresSt
 
 async def test_a_put_whose_answer_is_lost_finds_its_own_write(store, beside, proxy: Proxy) -> None:
     for n in range(50):
-        proxy.on_answer = nth((new := timer(f"t{n}")).uuid)
-        assert await store.put(new) is None
-        assert proxy.on_answer(new.uuid) is False, "nothing was cut"
+        proxy.on_answer = cutting = the_first(is_put)
+        assert await store.put(timer(f"t{n}")) is None
+        assert cutting.cuts == 1
     assert await beside.tally() == dict.fromkeys(Status, 0) | {Status.PENDING: 50}
     assert len(await everything(beside)) == 50
 
 
 async def test_a_put_whose_answer_is_lost_knows_a_stranger_from_its_own(store, beside, proxy: Proxy) -> None:
     await with_timers(beside, theirs := timer("a"))
-    proxy.on_answer = nth((new := timer("b")).uuid)
-    assert await store.put_many([timer("a"), new]) == [theirs, None]
+    proxy.on_answer = cutting = the_first(is_put)
+    assert await store.put_many([timer("a"), timer("b")]) == [theirs, None]
+    assert cutting.cuts == 1
     assert await beside.get("default", "a") == theirs
 
 
@@ -188,10 +196,10 @@ async def test_a_put_that_is_cut_while_it_waits_is_written_once(store, beside, p
 
 async def test_a_put_that_may_have_been_written_does_not_say_that_it_was_not(store, proxy: Proxy) -> None:
     await store.ping()
-    proxy.on_answer = nth((new := timer()).uuid)
+    proxy.on_answer = the_first(is_put)
     proxy.refuse()
     with pytest.raises(StoreIndeterminate):
-        await store.put(new)
+        await store.put(timer())
 
 
 # A server that does not answer.
