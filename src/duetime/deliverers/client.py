@@ -40,6 +40,7 @@ IDLE_PER_ADDRESS_MAX = 512
 CONNECT_SECONDS_MAX = 5.0  # when there is another address to try; the last one has all the time that is left
 CLOSE_SECONDS_MAX = 1.0
 CONNECTS_PER_ROUND = 8
+WRITES_AT_ONCE = 32  # few enough that receivers have something to do while we prepare the next
 
 Key = tuple[str, int, str | None]
 """What makes two connections the same: the address, the port, and the name its certificate was checked for."""
@@ -203,10 +204,13 @@ class HttpClient:
             self._sweep_handle = connection.loop.call_later(self._idle_seconds / 2, self._sweep)
 
     def write_later(self, transport: asyncio.Transport, message: bytes, loop: asyncio.AbstractEventLoop) -> None:
-        """Write at the end of this round of the event loop, with all the others that are ready by then."""
+        """Write at the end of this round of the event loop, with the others that are ready by then, or once there are
+        many of them."""
         if not self._unwritten:
             loop.call_soon(self._write)
         self._unwritten.append((transport, message))
+        if len(self._unwritten) >= WRITES_AT_ONCE:
+            self._write()
 
     def _write(self) -> None:
         unwritten, self._unwritten = self._unwritten, []
