@@ -28,7 +28,7 @@ class Telemetry:
     """One set of metrics; an instance has one, and a test that runs several instances has one for each."""
 
     def __init__(self) -> None:
-        self._registry = r = CollectorRegistry()
+        self._own = r = CollectorRegistry()
         self._refused_commands = Counter(
             "duetime_refused_commands", "Commands from the broker that went to the dead letters.", registry=r
         )
@@ -124,7 +124,7 @@ class Telemetry:
 
     def own_page(self) -> bytes:
         """What this process has counted and measured."""
-        return generate_latest(self._registry)
+        return generate_latest(self._own)
 
     def page(self, timers: Mapping[Status, int], workers: Mapping[str, bytes] | None = None) -> bytes:
         """The metrics page: the store's own counts as of now, and what this process has to say; or, of several that
@@ -132,7 +132,7 @@ class Telemetry:
         in_store = GaugeMetricFamily("duetime_timers", "Timers in the store, by status.", labels=["status"])
         for status, count in timers.items():
             in_store.add_metric([status.value], count)
-        said = self._registry.collect() if workers is None else _labeled(workers)
+        said = self._own.collect() if workers is None else _labeled(workers)
         page = CollectorRegistry()
         page.register(_Collected([in_store, *said]))
         return generate_latest(page)
