@@ -54,7 +54,8 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_what_is_recorded_is_what_is_there(store, way: str) -> None:
-    [first] = await begun(store, correlation_id="kept", fingerprint="kept", definition=definition(timeout_ms=7))
+    changes = {"correlation_id": "kept", "fingerprint": "kept", "definition": definition(timeout_ms=7), "lost": 2}
+    [first] = await begun(store, **changes)
     become, status = WAYS[way]
     after = become(first)
     assert after.status is status

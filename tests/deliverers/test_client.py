@@ -620,7 +620,12 @@ def test_connections_are_kept_apart_by_address(run: Callable[..., Any], Peer: An
     run(main())
 
 
-def test_hundreds_at_once_each_get_their_own_answer(run: Callable[..., Any], Peer: Any) -> None:
+@pytest.mark.parametrize("written_at_once", [3, module.WRITES_AT_ONCE])
+def test_hundreds_at_once_each_get_their_own_answer(
+    run: Callable[..., Any], Peer: Any, monkeypatch: pytest.MonkeyPatch, written_at_once: int
+) -> None:
+    monkeypatch.setattr(module, "WRITES_AT_ONCE", written_at_once)
+
     async def script(line: Any) -> None:
         try:
             while True:
