@@ -16,7 +16,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 LAYERS = [
     ["errors"],
     ["model"],
-    ["timetext", "retry", "sharding", "lifecycle", "clock", "store", "broker", "deliverer", "telemetry"],
+    ["timetext", "retry", "sharding", "lifecycle", "clock", "store", "broker", "deliverer", "telemetry", "writing"],
     ["client"],
     ["settings"],
     ["engine"],

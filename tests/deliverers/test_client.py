@@ -14,6 +14,7 @@ import uvloop
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from duetime import writing
 from duetime.deliverers import client as module
 from duetime.deliverers.client import CONNECTS_PER_ROUND, Answer, HttpClient, Unreachable
 from duetime.deliverers.egress import Url, parse_url
@@ -620,11 +621,11 @@ def test_connections_are_kept_apart_by_address(run: Callable[..., Any], Peer: An
     run(main())
 
 
-@pytest.mark.parametrize("written_at_once", [3, module.WRITES_AT_ONCE])
+@pytest.mark.parametrize("written_at_once", [3, writing.WRITES_AT_ONCE])
 def test_hundreds_at_once_each_get_their_own_answer(
     run: Callable[..., Any], Peer: Any, monkeypatch: pytest.MonkeyPatch, written_at_once: int
 ) -> None:
-    monkeypatch.setattr(module, "WRITES_AT_ONCE", written_at_once)
+    monkeypatch.setattr(writing, "WRITES_AT_ONCE", written_at_once)
 
     async def script(line: Any) -> None:
         try:

@@ -1054,6 +1054,19 @@ def test_a_stop_delivers_what_has_been_answered(play: Play) -> None:
     play(scene)
 
 
+def test_a_server_that_is_canceled_delivers_what_has_been_answered(play: Play) -> None:
+    async def scene(stage: Stage) -> None:
+        client = await stage.connect()
+        client.send(HOLD)
+        await stage.door.held.wait()
+        stage.door.go.set()
+        stage.serving.cancel()  # which it hears when the answer is made, before that is written
+        assert (await client.answer()).body == b"held"
+        await asyncio.wait([stage.serving])
+
+    play(scene)
+
+
 @pytest.mark.parametrize("how", ["stop", "cancel"])
 def test_an_answer_that_never_comes_holds_no_stop(play: Play, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DRAIN_SECONDS_MAX", 0.2)

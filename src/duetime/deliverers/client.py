@@ -29,6 +29,7 @@ from msgspec import Struct
 
 from duetime.deliverers.egress import Url
 from duetime.errors import DuetimeError
+from duetime.writing import Sweep
 
 BODY_BYTES_MAX = 64 * 1024
 HEAD_BYTES_MAX = 64 * 1024
@@ -40,7 +41,6 @@ IDLE_PER_ADDRESS_MAX = 512
 CONNECT_SECONDS_MAX = 5.0  # when there is another address to try; the last one has all the time that is left
 CLOSE_SECONDS_MAX = 1.0
 CONNECTS_PER_ROUND = 8
-WRITES_AT_ONCE = 32  # few enough that receivers have something to do while we prepare the next
 
 Key = tuple[str, int, str | None]
 """What makes two connections the same: the address, the port, and the name its certificate was checked for."""
@@ -68,12 +68,12 @@ class HttpClient:
     def __init__(self, *, tls: ssl.SSLContext | None = None, idle_seconds: float = IDLE_SECONDS_MAX) -> None:
         self._tls = tls
         self._idle_seconds = idle_seconds
+        self.writes = Sweep()
         # Since when each is idle, in order of arrival: popitem() gives the newest, iteration begins with the oldest.
         self._idle: dict[_Connection, float] = {}
         self._idle_at: dict[Key, dict[_Connection, float]] = {}
         self._connections: set[_Connection] = set()
         self._sweep_handle: asyncio.TimerHandle | None = None
-        self._unwritten: list[tuple[asyncio.Transport, bytes]] = []
         self._begun = 0  # connections, in this round of the event loop
         self._turns: deque[asyncio.Future[None]] = deque()
         self._closed = False
@@ -203,21 +203,6 @@ class HttpClient:
         if self._sweep_handle is None:
             self._sweep_handle = connection.loop.call_later(self._idle_seconds / 2, self._sweep)
 
-    def write_later(self, transport: asyncio.Transport, message: bytes, loop: asyncio.AbstractEventLoop) -> None:
-        """Write at the end of this round of the event loop, with the others that are ready by then, or once there are
-        many of them."""
-        if not self._unwritten:
-            loop.call_soon(self._write)
-        self._unwritten.append((transport, message))
-        if len(self._unwritten) >= WRITES_AT_ONCE:
-            self._write()
-
-    def _write(self) -> None:
-        unwritten, self._unwritten = self._unwritten, []
-        for transport, message in unwritten:
-            if not transport.is_closing():
-                transport.write(message)
-
     def unpark(self, connection: _Connection) -> None:
         """Forget an idle connection that is of no more use; no harm if it is not idle."""
         if connection in self._idle:
@@ -323,7 +308,7 @@ class _Connection(asyncio.Protocol):
             self._settle(waiter, self.problem or "connection closed before the answer")
             return waiter
         self._waiter = waiter
-        self._owner.write_later(transport, message, self.loop)
+        self._owner.writes.add(transport, message, self.loop)
         return waiter
 
     def abandon(self, waiter: _Waiter) -> None:

@@ -22,6 +22,7 @@ import httptools
 
 from duetime.doors.http import Header, Request, Response, Stream
 from duetime.errors import InvalidInput
+from duetime.writing import Sweep
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Host(Protocol):
     date: bytes
     """For the heads of answers."""
     stopping: bool
+    writes: Sweep
 
     def came(self, connection: Connection) -> None: ...
 
@@ -113,6 +115,7 @@ class Connection(asyncio.Protocol):
         self._deaf = self._left = True
         if self._reading is not None:
             self._reading.leave()
+        self._server.writes.flush()
         return self._answering is not None and not self._streaming
 
     def pause_writing(self) -> None:
@@ -309,6 +312,7 @@ class Connection(asyncio.Protocol):
     def _end(self, *, heard: bool = True) -> None:
         """Close. Who is still sending would lose the answer by it, and may finish, if that does not take too long."""
         self._ended = self._deaf = True
+        self._server.writes.flush()
         if heard or self._left or self._transport.is_closing():
             self._transport.close()
         else:
@@ -323,10 +327,8 @@ class Connection(asyncio.Protocol):
         elif not isinstance(response, Stream):
             length = b"content-length: %d\r\n" % len(body)
         head = self._head(response, length, last=last)
-        if bare or not body:
-            self._transport.write(head)
-        elif len(body) <= WRITE_AT_ONCE_MAX:
-            self._transport.write(head + body)
+        if bare or len(body) <= WRITE_AT_ONCE_MAX:
+            self._server.writes.add(self._transport, head if bare else head + body, self._loop)
         else:
             self._transport.writelines([head, body])
 

@@ -8,6 +8,7 @@ from email.utils import formatdate
 
 from duetime.doors.connection import Application, Connection
 from duetime.errors import SettingsError
+from duetime.writing import Sweep
 
 BACKLOG = 4096
 DRAIN_SECONDS_MAX = 5.0
@@ -20,6 +21,7 @@ class Server:
         self.date = b""
         self.connections: set[Connection] = set()
         self.stopping = False
+        self.writes = Sweep()
         self._wake = asyncio.Event()
 
     async def serve(self, listener: socket.socket) -> None:
@@ -62,6 +64,7 @@ class Server:
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + DRAIN_SECONDS_MAX
+        self.writes.flush()
         for connection in list(self.connections):
             connection.finish()
         while self.connections and loop.time() < until:
