@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from duetime import writing
 from duetime.deliverers import client as module
-from duetime.deliverers.client import CONNECTS_PER_ROUND, Answer, HttpClient, Unreachable
+from duetime.deliverers.client import Answer, HttpClient, Unreachable
 from duetime.deliverers.egress import Url, parse_url
 
 REQUEST = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi"
@@ -984,7 +984,7 @@ def test_a_handshake_that_hangs_is_cut_off_and_closed(run: Callable[..., Any], P
 def test_hundreds_at_once_all_get_a_connection_of_their_own_when_nobody_answers(
     run: Callable[..., Any], Peer: Any
 ) -> None:
-    asked = 10 * CONNECTS_PER_ROUND
+    asked = 80
 
     async def main() -> None:
         client, all_here = HttpClient(), asyncio.Event()
@@ -1014,8 +1014,23 @@ def test_hundreds_at_once_all_get_a_connection_of_their_own_when_nobody_answers(
     run(main())
 
 
+def test_after_some_at_once_others_get_their_turns_too(run: Callable[..., Any], Peer: Any) -> None:
+    async def script(line: Any) -> None:
+        await line.answer(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script, last_forever=True) as peer:
+            for _ in range(2):
+                await asyncio.gather(*(post(client, peer) for _ in range(3)))
+            assert peer.accepted == 6
+            await client.close()
+
+    run(main())
+
+
 def test_hundreds_at_once_share_connections_when_answers_come_soon(run: Callable[..., Any], Peer: Any) -> None:
-    asked = 40 * CONNECTS_PER_ROUND
+    asked = 320
 
     async def script(line: Any) -> None:
         with contextlib.suppress(ConnectionError):

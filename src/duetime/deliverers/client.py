@@ -40,7 +40,6 @@ IDLE_MAX = 1024
 IDLE_PER_ADDRESS_MAX = 512
 CONNECT_SECONDS_MAX = 5.0  # when there is another address to try; the last one has all the time that is left
 CLOSE_SECONDS_MAX = 1.0
-CONNECTS_PER_ROUND = 8
 
 Key = tuple[str, int, str | None]
 """What makes two connections the same: the address, the port, and the name its certificate was checked for."""
@@ -74,7 +73,7 @@ class HttpClient:
         self._idle_at: dict[Key, dict[_Connection, float]] = {}
         self._connections: set[_Connection] = set()
         self._sweep_handle: asyncio.TimerHandle | None = None
-        self._begun = 0  # connections, in this round of the event loop
+        self._turn_taken = False
         self._turns: deque[asyncio.Future[None]] = deque()
         self._closed = False
         self._emptied: asyncio.Future[None] | None = None
@@ -166,28 +165,28 @@ class HttpClient:
         return None
 
     async def _turn(self) -> None:
-        """Wait for a place among the few connections that are begun in one round of the event loop.
+        """Wait to be the one who begins a connection in this round of the event loop.
 
-        Of hundreds begun at once, none would carry a byte before the last is begun; and with the first answers there
-        are connections to use again."""
+        Of hundreds begun at once, none would carry a byte before the last is begun. And while there are answers, rounds
+        take long and connections come free, so a quick receiver is given few of them; a slow one has all of them soon.
+        """
         loop = asyncio.get_running_loop()
-        if not self._begun:
-            loop.call_soon(self._next_round)
-        self._begun += 1
-        if self._begun > CONNECTS_PER_ROUND:
+        if self._turn_taken:
             turn = loop.create_future()
             self._turns.append(turn)
             await turn
+        else:
+            self._turn_taken = True
+            loop.call_soon(self._next_turn)
 
-    def _next_round(self) -> None:
-        self._begun = 0
-        while self._turns and self._begun < CONNECTS_PER_ROUND:
+    def _next_turn(self) -> None:
+        while self._turns:
             turn = self._turns.popleft()
             if not turn.done():
                 turn.set_result(None)
-                self._begun += 1
-        if self._begun:
-            asyncio.get_running_loop().call_soon(self._next_round)
+                asyncio.get_running_loop().call_soon(self._next_turn)
+                return
+        self._turn_taken = False
 
     def park(self, connection: _Connection) -> None:
         """Keep a connection for the next request to the same place."""
