@@ -174,7 +174,8 @@ def _second_worker(results: Results) -> Iterator[Bar]:
 
 
 def _client(samples: Samples) -> Iterator[Bar]:
-    yield _ratio("8", "delivery client per CPU-second", 0.4, samples, client.CLIENT, client.BY_WRK, "per_cpu_second")
+    for name in (client.CLIENT, client.SIGNING):
+        yield _ratio("8", f"{name}: per CPU-second", 0.4, samples, name, client.BY_WRK, "per_cpu_second")
 
 
 def _commands(samples: Samples) -> Iterator[Bar]:

@@ -27,6 +27,7 @@ from duetime.deliverers.bodies import body_of
 from duetime.deliverers.client import HttpClient
 from duetime.deliverers.egress import Egress, parse_url
 from duetime.deliverers.http import HttpDeliverer
+from duetime.deliverers.signing import new_secret
 from duetime.model import OutcomeKind
 from duetime.node import prepare_interpreter
 from duetime.stores.postgres import PostgresStore
@@ -87,11 +88,12 @@ async def raw(address: str, batch: int, seconds: float) -> Figures:
     return figures
 
 
-async def client(url: str, callers: int, seconds: float) -> Figures:
-    """The deliverer as the server has it, without the engine and the store around it."""
+async def client(url: str, callers: int, seconds: float, keys: int) -> Figures:
+    """The deliverer as the server has it, without the engine and the store around it, signing with so many keys."""
     clock = SystemClock()
     egress = Egress(clock, allow_all=True)
-    deliverer = HttpDeliverer(egress=egress, clock=clock, keys_of=lambda namespace: (), version="bench")
+    secrets = [new_secret() for _ in range(keys)]
+    deliverer = HttpDeliverer(egress=egress, clock=clock, keys_of=lambda namespace: secrets, version="bench")
     made = [timer(url, 0, due=10**12) for _ in range(5_000)]
     prepare_interpreter()
     count, failed, cpu, started = 0, 0, time.process_time(), time.perf_counter()

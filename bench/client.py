@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from bench.processes import WRK, BenchError, worker, wrk
 from bench.rounds import Bench, Part, Parts, Sample, Samples
 from bench.tables import Table, across, rate
@@ -9,7 +11,7 @@ from bench.timers import callback_body
 
 TITLE = "The delivery client alone"
 CONCURRENT = 256
-CLIENT, LOAD, BY_WRK = "delivery client", "load generator", "wrk"
+CLIENT, SIGNING, LOAD, BY_WRK = "delivery client", "delivery client, signing", "load generator", "wrk"
 HEADERS = {
     "Content-Type": "application/json",
     "User-Agent": "timer-platform/0.1.0 duetime/bench",
@@ -25,9 +27,9 @@ HEADERS = {
 def parts(bench: Bench) -> Parts:
     seconds = 1.5 if bench.quick else 2.0
 
-    async def client() -> Sample:
+    async def client(keys: int) -> Sample:
         await bench.receiver.ask("reset")
-        plan = {"what": "client", "url": bench.url, "callers": CONCURRENT, "seconds": seconds}
+        plan = {"what": "client", "url": bench.url, "callers": CONCURRENT, "seconds": seconds, "keys": keys}
         figures = await worker("ceilings", plan, bench.directory)
         if figures["failed"]:
             raise BenchError(f"the delivery client failed {figures['failed']} times")
@@ -45,12 +47,12 @@ def parts(bench: Bench) -> Parts:
         port, body, directory = bench.receiver.port, callback_body(), bench.directory
         return await wrk(port, "/hook", body, HEADERS, connections=CONCURRENT, seconds=seconds, directory=directory)
 
-    made: dict[str, Part] = {CLIENT: client, LOAD: load}
+    made: dict[str, Part] = {CLIENT: partial(client, 0), SIGNING: partial(client, 1), LOAD: load}
     return made | ({BY_WRK: by_wrk} if WRK else {})
 
 
 def tables(samples: Samples) -> list[Table]:
-    names = (CLIENT, LOAD, BY_WRK)
+    names = (CLIENT, SIGNING, LOAD, BY_WRK)
     lines = across(
         samples,
         names,
