@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from duetime.engine.engine import Engine, EngineOptions
-from duetime.errors import StoreIndeterminate
+from duetime.engine.recorder import BATCH_MAX
+from duetime.errors import StoreIndeterminate, StoreUnavailable
 from duetime.lifecycle import LOST_MAX
 from duetime.model import Definition, HttpTarget, Outcome, OutcomeKind, RetryPolicy, Status, Target, Timer
 from duetime.service import NewTimer, Service
@@ -202,6 +203,32 @@ async def test_a_drain_records_what_is_in_flight_and_releases_the_shards() -> No
     assert [await scene.status(f"timer-{n}") for n in range(20)] == [Status.COMPLETED] * 20
     assert await scene.status("later") is Status.PENDING
     assert all(shard.owner_id is None for shard in scene.store._shards)
+
+
+@on_virtual_time
+async def test_more_outcomes_than_a_batch_holds_are_recorded_in_several() -> None:
+    scene = Scene(per_destination_max=4_000, begin_max=4_000)
+    record, batches = scene.store.record, []
+
+    async def watched(owner_id: bytes, changes: Any) -> list[bool]:
+        batches.append(len(changes))
+        if len(batches) == 1:
+            scene.deliverer.seconds = lambda timer: 0.01
+            await scene.create("meanwhile")
+            await asyncio.sleep(0.1)
+            raise StoreUnavailable("for once")
+        return await record(owner_id, changes)
+
+    scene.store.record = watched  # type: ignore[method-assign]
+    scene.deliverer.seconds = lambda timer: 0.5
+    await scene.start()
+    for n in range(2 * BATCH_MAX):
+        await scene.create(f"timer-{n}")
+    await asyncio.sleep(60)
+    assert max(batches) <= BATCH_MAX
+    counts = await scene.store.tally("default")
+    assert counts[Status.COMPLETED] == 2 * BATCH_MAX + 1
+    await scene.stop()
 
 
 @on_virtual_time

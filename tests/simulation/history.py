@@ -47,7 +47,7 @@ class History:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             try:
                 runner.run(self._live())
-            except* Exception as broken:
+            except Exception as broken:
                 error: BaseException = broken
                 while isinstance(error, BaseExceptionGroup):
                     error = error.exceptions[0]

@@ -112,9 +112,7 @@ class Dispatcher:
         if outcome.kind is OutcomeKind.AWAY:
             self._put_back(timer, now + (destination.put_off_ms(now) or SATURATED_MS), away=True)
             return
-        after = lifecycle.settle(timer, outcome, sent_at=sent_at, now=now, uniform=self._uniform)
-        self._telemetry.attempted(outcome.kind, after.status)
-        self._recorder.add(timer, after)
+        self._recorder.settle(timer, outcome, sent_at, now)
 
     def _put_back(self, timer: Timer, fire_at: int, *, away: bool = False) -> None:
         now = self._clock.now()

@@ -69,7 +69,7 @@ class Engine:
             measured=corrected.correct,
         )
         self.alarm = Alarm(corrected, interval_ms=self.options.look_interval_ms)
-        self.recorder = Recorder(store, self.ownership, self.alarm, corrected, telemetry)
+        self.recorder = Recorder(store, self.ownership, self.alarm, corrected, telemetry, uniform=uniform)
         self.dispatcher = Dispatcher(
             deliverers,
             self.ownership,
