@@ -19,9 +19,11 @@ OTHERS_SHARE_MAX = 0.1
 
 
 def _busy_seconds() -> float:
-    """What all processes of the machine have used, without idling and waiting for disks."""
-    user, nice, system, _idle, _waiting, irq, softirq, *_ = Path("/proc/stat").read_text().split("\n")[0].split()[1:]
-    return sum(map(int, (user, nice, system, irq, softirq))) / _TICK
+    """What the cores were not free for: all processes, and what the host of a virtual machine gave to others; without
+    idling and waiting for disks."""
+    figures = Path("/proc/stat").read_text().split("\n")[0].split()[1:]
+    user, nice, system, _idle, _waiting, irq, softirq, stolen, *_ = map(int, figures)
+    return (user + nice + system + irq + softirq + stolen) / _TICK
 
 
 def _own_seconds() -> float:
@@ -60,7 +62,7 @@ class Machine:
             self._since = cast(tuple[float, float, float], tuple(at + then - was for at, was, then in parts))
 
     def others_share(self) -> float:
-        """What others used of all cores."""
+        """What others used of all cores, on this machine or on its host."""
         took, busy, own = (now - since for now, since in zip(self._now(), self._since, strict=True))
         return max(0.0, busy - own) / (took * CORES)
 
