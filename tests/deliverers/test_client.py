@@ -1029,6 +1029,48 @@ def test_after_some_at_once_others_get_their_turns_too(run: Callable[..., Any], 
     run(main())
 
 
+def test_hundreds_to_one_place_do_not_keep_another_from_its_turn(run: Callable[..., Any], Peer: Any) -> None:
+    async def silent(line: Any) -> None:
+        with contextlib.suppress(ConnectionError):
+            await line.request()
+            await line.closed()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(silent, last_forever=True) as crowded, Peer(silent, last_forever=True) as other:
+            crowd = [asyncio.create_task(post(client, crowded)) for _ in range(300)]
+            crowd += [asyncio.create_task(post(client, other)) for _ in range(3)]
+            await until(lambda: other.accepted == 3)
+            assert crowded.accepted < 150
+            for request in crowd:
+                request.cancel()
+            await asyncio.wait(crowd)
+            await client.close()
+
+    run(main())
+
+
+def test_more_places_than_a_round_has_turns_for_all_get_theirs(run: Callable[..., Any], Peer: Any) -> None:
+    async def script(line: Any) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await line.answer(OK)
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script, last_forever=True) as peer:
+            urls = [parse_url(f"http://place-{n}:{peer.port}/") for n in range(3 * module.CONNECTS_PER_ROUND)]
+            asked = [asyncio.create_task(client.request(url, [peer.host], REQUEST)) for url in urls for _ in range(3)]
+            await asyncio.sleep(0)
+            for request in asked[:30]:
+                request.cancel()
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            assert [answer.status for answer in answers if isinstance(answer, Answer)] == [200] * (len(asked) - 30)
+            await client.close()
+
+    run(main())
+
+
 def test_hundreds_at_once_share_connections_when_answers_come_soon(run: Callable[..., Any], Peer: Any) -> None:
     asked = 320
 

@@ -40,6 +40,7 @@ IDLE_MAX = 1024
 IDLE_PER_ADDRESS_MAX = 512
 CONNECT_SECONDS_MAX = 5.0  # when there is another address to try; the last one has all the time that is left
 CLOSE_SECONDS_MAX = 1.0
+CONNECTS_PER_ROUND = 8  # of the event loop, each to another place
 
 Key = tuple[str, int, str | None]
 """What makes two connections the same: the address, the port, and the name its certificate was checked for."""
@@ -73,8 +74,9 @@ class HttpClient:
         self._idle_at: dict[Key, dict[_Connection, float]] = {}
         self._connections: set[_Connection] = set()
         self._sweep_handle: asyncio.TimerHandle | None = None
-        self._turn_taken = False
-        self._turns: deque[asyncio.Future[None]] = deque()
+        # The host and port that connections are begun to in this round of the event loop, and who waits for the next.
+        self._begun: set[tuple[str, int]] = set()
+        self._turns: dict[tuple[str, int], deque[asyncio.Future[None]]] = {}
         self._closed = False
         self._emptied: asyncio.Future[None] | None = None
 
@@ -83,7 +85,7 @@ class HttpClient:
         name = url.server_name if url.tls else None
         connection = self._take(url.port, name, addresses)
         if connection is None:
-            await self._turn()
+            await self._turn((url.host, url.port))
             connection = self._take(url.port, name, addresses)  # one that was in use may have come free meanwhile
         while True:
             if connection is None:
@@ -164,29 +166,36 @@ class HttpClient:
                 connection.drop("idle")
         return None
 
-    async def _turn(self) -> None:
-        """Wait to be the one who begins a connection in this round of the event loop.
+    async def _turn(self, place: tuple[str, int]) -> None:
+        """Wait to be the one who begins a connection to this place in a round of the event loop, and among the few who
+        begin one at all.
 
         Of hundreds begun at once, none would carry a byte before the last is begun. And while there are answers, rounds
         take long and connections come free, so a quick receiver is given few of them; a slow one has all of them soon.
         """
         loop = asyncio.get_running_loop()
-        if self._turn_taken:
-            turn = loop.create_future()
-            self._turns.append(turn)
-            await turn
-        else:
-            self._turn_taken = True
-            loop.call_soon(self._next_turn)
+        if not self._begun and not self._turns:
+            loop.call_soon(self._next_round)
+        if place not in self._begun and place not in self._turns and len(self._begun) < CONNECTS_PER_ROUND:
+            self._begun.add(place)
+            return
+        turn = loop.create_future()
+        self._turns.setdefault(place, deque()).append(turn)
+        await turn
 
-    def _next_turn(self) -> None:
-        while self._turns:
-            turn = self._turns.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                asyncio.get_running_loop().call_soon(self._next_turn)
-                return
-        self._turn_taken = False
+    def _next_round(self) -> None:
+        self._begun.clear()
+        for place in list(self._turns)[:CONNECTS_PER_ROUND]:
+            line = self._turns.pop(place)
+            while line and place not in self._begun:
+                turn = line.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    self._begun.add(place)
+            if line:
+                self._turns[place] = line  # behind the others
+        if self._begun or self._turns:
+            asyncio.get_running_loop().call_soon(self._next_round)
 
     def park(self, connection: _Connection) -> None:
         """Keep a connection for the next request to the same place."""
