@@ -981,6 +981,12 @@ def test_a_handshake_that_hangs_is_cut_off_and_closed(run: Callable[..., Any], P
 # Many at once.
 
 
+async def answering(line: Any) -> None:
+    with contextlib.suppress(ConnectionError):  # of a request that was given up
+        while True:
+            await line.answer(OK)
+
+
 def test_hundreds_at_once_all_get_a_connection_of_their_own_when_nobody_answers(
     run: Callable[..., Any], Peer: Any
 ) -> None:
@@ -1051,14 +1057,9 @@ def test_hundreds_to_one_place_do_not_keep_another_from_its_turn(run: Callable[.
 
 
 def test_more_places_than_a_round_has_turns_for_all_get_theirs(run: Callable[..., Any], Peer: Any) -> None:
-    async def script(line: Any) -> None:
-        with contextlib.suppress(ConnectionError):
-            while True:
-                await line.answer(OK)
-
     async def main() -> None:
         client = HttpClient()
-        async with Peer(script, last_forever=True) as peer:
+        async with Peer(answering, last_forever=True) as peer:
             urls = [parse_url(f"http://place-{n}:{peer.port}/") for n in range(3 * module.CONNECTS_PER_ROUND)]
             asked = [asyncio.create_task(client.request(url, [peer.host], REQUEST)) for url in urls for _ in range(3)]
             await asyncio.sleep(0)
@@ -1074,14 +1075,9 @@ def test_more_places_than_a_round_has_turns_for_all_get_theirs(run: Callable[...
 def test_hundreds_at_once_share_connections_when_answers_come_soon(run: Callable[..., Any], Peer: Any) -> None:
     asked = 320
 
-    async def script(line: Any) -> None:
-        with contextlib.suppress(ConnectionError):
-            while True:
-                await line.answer(OK)
-
     async def main() -> None:
         client = HttpClient()
-        async with Peer(script, last_forever=True) as peer:
+        async with Peer(answering, last_forever=True) as peer:
             await asyncio.gather(*(post(client, peer) for _ in range(asked)))
             assert peer.accepted < asked
             await client.close()
