@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -1035,22 +1035,35 @@ def test_after_some_at_once_others_get_their_turns_too(run: Callable[..., Any], 
     run(main())
 
 
-def test_hundreds_to_one_place_do_not_keep_another_from_its_turn(run: Callable[..., Any], Peer: Any) -> None:
-    async def silent(line: Any) -> None:
-        with contextlib.suppress(ConnectionError):
-            await line.request()
-            await line.closed()
+@pytest.mark.parametrize("places", [1, module.CONNECTS_PER_ROUND])
+def test_hundreds_to_some_places_do_not_keep_another_from_its_turn(
+    run: Callable[..., Any], Peer: Any, places: int
+) -> None:
+    came: list[str] = []
+
+    def silent(name: str) -> Callable[[Any], Coroutine[Any, Any, None]]:
+        async def script(line: Any) -> None:
+            with contextlib.suppress(ConnectionError):
+                await line.request()
+                came.append(name)
+                await line.closed()
+
+        return script
 
     async def main() -> None:
         client = HttpClient()
-        async with Peer(silent, last_forever=True) as crowded, Peer(silent, last_forever=True) as other:
-            crowd = [asyncio.create_task(post(client, crowded)) for _ in range(300)]
-            crowd += [asyncio.create_task(post(client, other)) for _ in range(3)]
-            await until(lambda: other.accepted == 3)
-            assert crowded.accepted < 150
-            for request in crowd:
+        async with (
+            Peer(silent("crowded"), last_forever=True) as crowded,
+            Peer(silent("other"), last_forever=True) as other,
+        ):
+            urls = [parse_url(f"http://place-{n % places}:{crowded.port}/") for n in range(300)]
+            requests = [asyncio.create_task(client.request(url, [crowded.host], REQUEST)) for url in urls]
+            requests += [asyncio.create_task(post(client, other)) for _ in range(3)]
+            await until(lambda: len(came) == len(requests))
+            assert "other" not in came[100:]
+            for request in requests:
                 request.cancel()
-            await asyncio.wait(crowd)
+            await asyncio.wait(requests)
             await client.close()
 
     run(main())

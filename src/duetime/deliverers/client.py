@@ -22,6 +22,7 @@ import os
 import socket
 import ssl
 from collections import deque
+from itertools import islice
 from typing import cast
 
 import httptools
@@ -185,7 +186,7 @@ class HttpClient:
 
     def _next_round(self) -> None:
         self._begun.clear()
-        for place in list(self._turns)[:CONNECTS_PER_ROUND]:
+        for place in tuple(islice(self._turns, CONNECTS_PER_ROUND)):
             line = self._turns.pop(place)
             while line and place not in self._begun:
                 turn = line.popleft()
