@@ -1060,7 +1060,7 @@ def test_hundreds_to_some_places_do_not_keep_another_from_its_turn(
             requests = [asyncio.create_task(client.request(url, [crowded.host], REQUEST)) for url in urls]
             requests += [asyncio.create_task(post(client, other)) for _ in range(3)]
             await until(lambda: len(came) == len(requests))
-            assert "other" not in came[100:]
+            assert "other" not in came[30:]
             for request in requests:
                 request.cancel()
             await asyncio.wait(requests)
