@@ -11,6 +11,7 @@ import logging
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -47,7 +48,7 @@ class Workers:
         log.info("%s: the workers finish what is in flight, then stop", signal.Signals(number).name)
         self._stopping.set()
         for worker in self._running:
-            worker.send_signal(signal.SIGTERM)
+            self._end(worker)
 
     async def run(self) -> int:
         """Keep the workers running until ``stop``; the exit code for all of them."""
@@ -89,7 +90,11 @@ class Workers:
         self._running.add(worker)
         try:
             if self._stopping.is_set():
-                worker.send_signal(signal.SIGTERM)
+                self._end(worker)
             return await worker.wait()
         finally:
             self._running.discard(worker)
+
+    def _end(self, worker: asyncio.subprocess.Process) -> None:
+        with suppress(ProcessLookupError):  # it has ended, and is about to be noticed
+            worker.send_signal(signal.SIGTERM)
