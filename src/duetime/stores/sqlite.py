@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -293,12 +294,15 @@ class SqliteStore:
     ) -> list[bool]:
         held = _held(connection, owner_id)
         ours = [held.get(before.shard) == before.version for before, _ in changes]
-        written = iter(update_rows(connection, [change for change, our in zip(changes, ours, strict=True) if our]))
+        written = iter(update_rows(connection, list(compress(changes, ours))))
         recorded = [our and next(written) for our in ours]
+        done = Counter(
+            [(before.namespace, before.status, after.status) for before, after in compress(changes, recorded)]
+        )
         tally: Tally = Counter()
-        for (before, after), done in zip(changes, recorded, strict=True):
-            tally[before.namespace, before.status] -= done
-            tally[after.namespace, after.status] += done
+        for (namespace, was, becomes), count in done.items():
+            tally[namespace, was] -= count
+            tally[namespace, becomes] += count
         _count(connection, tally)
         return recorded
 
