@@ -318,6 +318,48 @@ def test_pipelined_requests_are_answered_in_their_order(play: Play) -> None:
     play(scene)
 
 
+def test_requests_with_the_same_head_have_each_their_own_body(play: Play) -> None:
+    async def scene(stage: Stage) -> None:
+        client = await stage.connect()
+        for n in range(10):
+            assert (await client.ask(post(b"%d" % n))).body == echoed(b"%d" % n)
+        client.shout(post(b"a") + post(b"b"))
+        assert [(await client.answer()).body for _ in range(2)] == [echoed(b"a"), echoed(b"b")]
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("begun", "said"),
+    [
+        (post(post(b"1"), send=False), echoed(post(b"1"))),
+        (b"PUT /?x HTTP/1.1\r\nX-Of: ", echoed(b"1", "PUT", "/", "x")),
+    ],
+)
+def test_what_looks_like_the_request_before_may_be_a_part_of_the_next(play: Play, begun: bytes, said: bytes) -> None:
+    async def scene(stage: Stage) -> None:
+        client = await stage.connect()
+        for _ in range(2):
+            assert (await client.ask(post(b"1"))).body == echoed(b"1")
+        client.send(begun)
+        await asyncio.sleep(0.05)  # so that it comes in a piece of its own
+        assert (await client.ask(post(b"1"))).body == said
+        assert (await client.ask(post(b"2"))).body == echoed(b"2")
+
+    play(scene)
+
+
+def test_a_remembered_request_leaves_no_body_behind(play: Play) -> None:
+    async def scene(stage: Stage) -> None:
+        client = await stage.connect()
+        for _ in range(2):
+            await client.ask(post(bytes(10_000)))
+        (connection,) = stage.server.connections
+        assert connection._known is not None and connection._known.has(b"") and connection._read is None
+
+    play(scene)
+
+
 def test_who_pipelines_without_end_waits(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         client = await stage.connect(32 * 1024)
@@ -1125,6 +1167,12 @@ def _request(rng: random.Random) -> bytes:
     return start + b"Transfer-Encoding: chunked\r\n\r\n" + said + b"0\r\n" + trailers + b"\r\n"
 
 
+def _again(rng: random.Random, request: bytes) -> bytes:
+    """The same head, and another body of that length if there is one."""
+    head, end, body = request.partition(b"\r\n\r\n")
+    return request if b"chunked" in head else head + end + rng.randbytes(len(body))
+
+
 async def _same(client: Client, request: bytes) -> tuple[int, dict[str, str], bytes]:
     answer = await client.answer(bare=request.startswith(b"HEAD"))
     return answer.status, {**answer.headers, "date": ""}, answer.body
@@ -1136,7 +1184,9 @@ def test_requests_are_answered_the_same_however_they_are_cut(play: Play, seed: i
 
     async def scene(stage: Stage) -> None:
         for _ in range(75):
-            requests = [_request(rng) for _ in range(rng.randrange(1, 8))]
+            requests = [_request(rng)]
+            for _ in range(rng.randrange(7)):
+                requests.append(_again(rng, requests[-1]) if rng.random() < 0.5 else _request(rng))
             client = await stage.connect()
             whole = []
             for request in requests:

@@ -35,6 +35,8 @@ READ_OVER_BYTES_MAX = 1024 * 1024
 IDLE_SECONDS_MAX = 75.0
 """How long a connection may be without a request, the head of one may take, and a body may stand still."""
 WRITE_AT_ONCE_MAX = 16 * 1024
+REPEATED_BYTES_MAX = 4 * 1024
+"""Of a head that a connection remembers."""
 
 _FRAMING = (b"content-length", b"transfer-encoding")
 _NAME = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
@@ -72,6 +74,9 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[Request | None] = deque()  # None: what came was not HTTP
         self._reading: Request | None = None
+        self._read: Request | None = None  # to its end, by the segment that is being parsed
+        self._known: Request | None = None  # without its body, of a request that had this head and this size:
+        self._known_head, self._known_bytes = b"", 0
         self._answering: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -129,6 +134,12 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
+        between = self._reading is None and not self._in_head
+        if between and len(data) == self._known_bytes and data.startswith(self._known_head) and self._known is not None:
+            # A client says nearly the same over and over. The parser is between two requests, before and after this.
+            self._since = self._loop.time()
+            self._came(self._known.again(data[len(self._known_head) :]))
+            return
         self._segment = len(data)
         self._bodiless += self._segment
         try:
@@ -141,6 +152,15 @@ class Connection(asyncio.Protocol):
             # Heads, trailers and what stands between the pieces of a body have a limit.
             if self._bodiless > HEAD_BYTES_MAX and (self._in_head or self._reading is not None):
                 self._refuse()
+            elif between and self._read is not None:
+                self._remember(self._read, data)
+        self._read = None
+
+    def _remember(self, request: Request, data: bytes) -> None:
+        """Remember a request that is all of ``data``: whatever else begins like that and is as long is one, too."""
+        head, end, body = data.partition(b"\r\n\r\n")
+        if len(head) <= REPEATED_BYTES_MAX and request.has(body):
+            self._known, self._known_head, self._known_bytes = request.again(b""), head + end, len(data)
 
     def _upgrade(self, rest: bytes) -> None:
         """Nobody here speaks another protocol, so the request is answered in this one. The parser leaves out the body
@@ -209,6 +229,9 @@ class Connection(asyncio.Protocol):
         if parser.should_upgrade():
             request.last = True
             self._framing = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] in _FRAMING)
+        self._came(request)
+
+    def _came(self, request: Request) -> None:
         self._waiting.append(request)
         if self._answering is None:
             self._answer_next()
@@ -237,6 +260,7 @@ class Connection(asyncio.Protocol):
         request.last = request.last or not self._parser.should_keep_alive()  # as its trailers may say
         self._deaf = self._deaf or request.last
         request.end()
+        self._read = request
 
     # Reading no more than somebody wants.
 

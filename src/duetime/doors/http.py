@@ -136,6 +136,18 @@ class Request:
 
     # For whoever reads the connection.
 
+    def again(self, body: bytes) -> Request:
+        """Another request with the same head, whose body has come already."""
+        other = Request(self.method, self.path, self.raw_path, self.query_string, self.headers, self._more)
+        other._pieces.append(body)
+        other._fed = len(body)
+        other.whole = True
+        return other
+
+    def has(self, body: bytes) -> bool:
+        """Whether this is what has come of its body."""
+        return b"".join(self._pieces) == body
+
     @property
     def waits(self) -> bool:
         """Whether somebody waits for the rest of the body."""
