@@ -595,6 +595,6 @@ def test_destinations_are_told_apart_by_scheme_host_and_port(clock: Any) -> None
 def test_targets_with_long_headers_are_not_remembered(clock: Any) -> None:
     deliverer = deliverer_for(clock)
     for n in range(3):
-        deliverer.destination(HttpTarget(url="http://example.com/", headers={"X": f"{n}" * 5000}))
-        deliverer.destination(HttpTarget(url=f"http://example.com/{n}"))
+        asyncio.run(deliverer.check(HttpTarget(url="http://8.8.8.8/", headers={"X": f"{n}" * 5000})))
+        asyncio.run(deliverer.check(HttpTarget(url=f"http://8.8.8.8/{n}")))
     assert deliverer._cached_route.cache_info().currsize == 3

@@ -58,16 +58,7 @@ class Url(Struct, frozen=True, kw_only=True):
     authority: str  # for the Host header: brackets around IPv6, the default port left out
     target: str  # path and query, never empty
     address: str | None  # the host when it is an address and not a name
-
-    @property
-    def scheme(self) -> str:
-        return "https" if self.tls else "http"
-
-    @property
-    def origin(self) -> str:
-        """What tells one destination from another."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+    origin: str  # what tells one destination from another
 
     @property
     def server_name(self) -> str:
@@ -127,6 +118,7 @@ def _parse(url: str) -> Url:
         # The fragment belongs to the reader of a page and is never sent.
         target=target if target.startswith("/") else f"/{target}",
         address=address,
+        origin=f"{scheme.lower()}://{shown}:{port}",
     )
 
 

@@ -74,7 +74,6 @@ class _Route(Struct, frozen=True):
     """What all attempts for one target have in common."""
 
     url: Url
-    origin: str
     head: str  # the request line and the headers that do not change
 
 
@@ -143,7 +142,7 @@ class HttpDeliverer:
 
     def destination(self, target: Target) -> str:
         try:
-            return self._route(target).origin
+            return parse_url(_http(target).url).origin
         except InvalidInput as exc:
             return f"invalid: {exc}"
 
@@ -154,8 +153,7 @@ class HttpDeliverer:
         await self._egress.close()
 
     def _route(self, target: Target) -> _Route:
-        if not isinstance(target, HttpTarget):
-            raise InvalidInput("target", "is not an HTTP target")
+        target = _http(target)
         if not target.headers:
             return self._cached_route(target.method, target.url, ())
         headers = tuple(target.headers.items())
@@ -184,7 +182,7 @@ class HttpDeliverer:
             lines.append(f"{name}: {value}")
         head = "".join(f"{line}\r\n" for line in lines)
         # A lone surrogate, which UTF-8 cannot carry, is replaced here once and for all.
-        return _Route(parsed, parsed.origin, head.encode("utf-8", "replace").decode())
+        return _Route(parsed, head.encode("utf-8", "replace").decode())
 
     def _message(self, route: _Route, timer: Timer) -> bytes:
         """The whole request. Made for each attempt: the timestamp is fresh and signed, the id stays."""
@@ -218,6 +216,12 @@ class HttpDeliverer:
         except (ValueError, TypeError, OverflowError, IndexError):
             return None
         return max(0, min(wait_ms, RETRY_AFTER_MS_MAX))
+
+
+def _http(target: Target) -> HttpTarget:
+    if not isinstance(target, HttpTarget):
+        raise InvalidInput("target", "is not an HTTP target")
+    return target
 
 
 def _name(timer: Timer) -> str:
