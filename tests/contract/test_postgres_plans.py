@@ -219,6 +219,13 @@ def test_begin_finds_what_is_due_in_order_and_sorts_no_table(plans, analyzed: bo
     assert not any("Sort" in n["Node Type"] for n in nodes(oldest))
 
 
+@in_both_ages
+@pytest.mark.parametrize("verb", ["begin", "record", "put"])
+def test_no_timer_of_a_batch_is_compared_with_every_shard(plans, verb: str, analyzed: bool) -> None:
+    filters = [n["Join Filter"] for plan in plans[verb, analyzed] for n in nodes(plan) if "Join Filter" in n]
+    assert set(filters) <= {"false"}
+
+
 @pytest.mark.parametrize(
     ("name", "analyzed"),
     [(name, analyzed) for name, query in FINDS.items() for analyzed in (False, True)],

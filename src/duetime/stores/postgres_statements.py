@@ -138,7 +138,7 @@ BEGIN = f"""
         FROM (SELECT count(*) AS found FROM oldest) AS counted
     ),
     fence AS MATERIALIZED (
-        SELECT shard, version FROM shards
+        SELECT shard FROM shards
         WHERE shard = ANY (ARRAY(SELECT DISTINCT shard FROM due))
         AND owner_id = $1 AND version = ($2::bigint[])[shard + 1]
         ORDER BY shard FOR SHARE
@@ -150,11 +150,12 @@ BEGIN = f"""
             lost = timers.lost + (timers.status = 'executing')::int,
             started_at = coalesce(timers.started_at, clock.now),
             deadline_at = clock.now + timers.timeout_ms + {ATTEMPT_GRACE_MS},
-            version = fence.version,
+            version = ($2::bigint[])[due.shard + 1],
             updated_at = clock.now,
             revision = timers.revision + 1
-        FROM clock, due JOIN fence ON fence.shard = due.shard
+        FROM clock, due
         WHERE timers.ctid = due.at AND timers.revision = due.revision
+        AND due.shard = ANY (ARRAY(SELECT shard FROM fence))  -- a join would be planned as if one timer were due
         RETURNING {", ".join(f"timers.{name}" for name in TIMER.split(", "))}, timers.seq, due.status AS status_before
     ), {
     _counted('''
