@@ -87,7 +87,8 @@ def answers_of(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
         status = int(head[9:12])
         lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
         length = int(lengths[0]) if lengths and status != 100 else 0
-        length = length if len(rest) >= length else len(rest)  # an answer to HEAD
+        if rest.startswith(b"HTTP/1.1 "):
+            length = 0  # this was an answer to HEAD, and there is another one behind it
         yield status, head, rest[:length]
         data = rest[length:]
 
