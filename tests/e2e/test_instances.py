@@ -176,14 +176,15 @@ def test_workers_that_cannot_start_say_why_once_and_end(tmp_path: Path, database
 def test_workers_that_end_at_the_same_instant_are_no_surprise(tmp_path: Path, database: str) -> None:
     with Duetime(tmp_path / "first", DATABASE_URL=database):
         pass
-    service = Duetime(tmp_path, DATABASE_URL=database, DUETIME_WORKERS="4", DUETIME_SHARDS="8", start=False)
-    service.spawn()
-    until("all are started", lambda: len(workers(service)) == 4)
-    service.signal(signal.SIGSTOP)  # so that it learns of all the ends at once
-    until("all have ended", lambda: not any(_lives(worker) for worker in workers(service)))
-    service.signal(signal.SIGCONT)
-    assert service.wait() == 2
-    assert "Traceback" not in service.stderr
+    few = {"DUETIME_WORKERS": "4", "DUETIME_SHARDS": "8"}
+    with Duetime(tmp_path, DATABASE_URL=database, start=False, **few) as service:
+        service.spawn()
+        until("all are started", lambda: len(workers(service)) == 4)
+        service.signal(signal.SIGSTOP)  # so that it learns of all the ends at once
+        until("all have ended", lambda: not any(_lives(worker) for worker in workers(service)))
+        service.signal(signal.SIGCONT)
+        assert service.wait() == 2
+        assert "Traceback" not in service.stderr
 
 
 def _lives(process: psutil.Process) -> bool:
