@@ -195,7 +195,7 @@ HISTORY_FINAL = {"history_namespace_status_updated_at_seq"}
 @pytest.mark.parametrize(
     ("verb", "wanted"),
     [
-        ("begin", {"timers_due"}),
+        ("begin", {"timers_due", "timers_parked"}),
         ("record", UUID),
         ("put", set()),
         ("get", UUID | HISTORY_UUID),
@@ -213,10 +213,12 @@ def test_a_write_goes_by_its_indexes(plans, verb: str, wanted: set[str], analyze
 @in_both_ages
 def test_begin_finds_what_is_due_in_order_and_sorts_no_table(plans, analyzed: bool) -> None:
     [plan] = plans["begin", analyzed]
-    [oldest] = [n for n in nodes(plan) if n.get("Subplan Name") == "CTE oldest"]
-    [scan] = scans(oldest)
-    assert (scan["Index Name"], "fire_at" in scan["Index Cond"]) == ("timers_due", True)
-    assert not any("Sort" in n["Node Type"] for n in nodes(oldest))
+    for name, index in {"met": "timers_due", "oldest": "timers_parked"}.items():
+        [part] = [n for n in nodes(plan) if n.get("Subplan Name") == f"CTE {name}"]
+        [scan] = scans(part)
+        assert (scan["Index Name"], "fire_at <= " in scan["Index Cond"]) == (index, True)
+        assert not any("Sort" in n["Node Type"] for n in nodes(part))
+    assert "parked = " in scan["Index Cond"]
 
 
 @in_both_ages
@@ -257,7 +259,8 @@ def test_a_list_of_a_namespace_reads_no_other(plans, name: str, analyzed: bool) 
 def test_a_page_and_a_count_are_walks_along_an_index(plans, name: str, index: str, analyzed: bool) -> None:
     [plan] = plans[name, analyzed]
     slices = {"final": "namespace_status_updated_at_seq", "uuid": "uuid"}.get(index, f"{index}_seq")
-    assert indexes(plan) <= {f"timers_{index}", f"history_{slices}"}
+    parked = {"timers_parked"} if index == "due" else set()
+    assert indexes(plan) <= {f"timers_{index}", f"history_{slices}"} | parked
     if index in ("final", "namespace"):
         assert all("namespace = " in scan["Index Cond"] for scan in scans(plan))
     if index != "uuid" and not name.endswith("status=executing"):  # these are few
@@ -267,9 +270,12 @@ def test_a_page_and_a_count_are_walks_along_an_index(plans, name: str, index: st
 @in_both_ages
 def test_a_forecast_reads_what_is_due_from_the_index_alone(plans, analyzed: bool) -> None:
     [plan] = plans["forecast", analyzed]
-    assert indexes(plan) == {"timers_due"}
+    assert indexes(plan) == {"timers_due", "timers_parked"}
     assert {scan["Node Type"] for scan in scans(plan)} == {"Index Scan", "Index Only Scan"}
-    assert all("fire_at >= " in scan["Index Cond"] and "fire_at < " in scan["Index Cond"] for scan in scans(plan))
+    walks = [scan for scan in scans(plan) if scan.get("Index Cond")]
+    assert len(walks) == len(scans(plan)) - 1  # the first entry of what is parked
+    assert all("fire_at >= " in walk["Index Cond"] and "fire_at < " in walk["Index Cond"] for walk in walks)
+    assert all("parked = " in walk["Index Cond"] for walk in walks if walk["Index Name"] == "timers_parked")
 
 
 async def test_a_begin_leaves_the_indexes_alone(server: Postgres, database: str, clock: ManualClock) -> None:

@@ -31,6 +31,8 @@ from tests.postgres import Postgres
 OLDER = """
     SET search_path = duetime;
     UPDATE meta SET value = 1 WHERE name = 'schema';
+    ALTER TABLE timers DROP COLUMN parked;
+    CREATE INDEX timers_due ON timers (fire_at, seq);
     CREATE INDEX timers_seq ON timers ((seq + 0));
     CREATE INDEX history_seq ON history ((seq + 0));
     DROP TYPE new_row, end_row, move_row, whole_row;

@@ -167,6 +167,8 @@ async def test_the_keys_of_an_older_file_are_brought_up(path: Path, clock: Manua
     await store.close()
     connection = apsw.Connection(str(path))
     connection.executemany("UPDATE timers SET uuid = ? WHERE id = ?", [(old_key(t), t.id) for t in timers])
+    connection.execute("DROP INDEX timers_due; DROP INDEX timers_parked; ALTER TABLE timers DROP COLUMN parked")
+    connection.execute("CREATE INDEX timers_due ON timers (fire_at) WHERE status = 'pending'")
     connection.pragma("user_version", 2)
     connection.close()
     store = await sqlite(path.parent, clock)

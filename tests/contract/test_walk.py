@@ -18,14 +18,14 @@ from duetime import lifecycle
 from duetime.errors import TimerNotPending
 from duetime.model import Namespace, Outcome, OutcomeKind, RetryPolicy, Status, Timer, replace
 from duetime.sharding import shard_of
-from duetime.store import Begun, Query, Sort, Store
+from duetime.store import Begun, Filter, Place, Query, Sort, Store
 from duetime.stores.memory import MemoryStore
 from tests.clocks import START, ManualClock
 from tests.contract.stores import SHARDS
 from tests.contract.timers import ALICE, BOB, CAROL, EVERYTHING, definition, everything
 
 SEEDS = range(6)
-STEPS = 300
+STEPS = 400
 NAMESPACES = {"default": SHARDS, "one": 1, "three": 3}
 IDS = [f"timer {n}" for n in range(40)]
 OUTCOMES = [
@@ -185,6 +185,25 @@ class Walk:
         )
         await self.both("find", query)
 
+    async def ask(self) -> None:
+        """What lists and counts say, of what is held back by a pause as well."""
+        rng = self.rng
+        filter = Filter(
+            namespace=rng.choice([None, *NAMESPACES]),
+            status=rng.choice([None, *Status, Status.PENDING, Status.PENDING]),
+            execute_before=rng.choice([None, None, self.instant()]),
+        )
+        await self.both("count", filter, rng.choice([3, EVERYTHING]))
+        await self.both("forecast", sorted(self.instant() for _ in range(4)), rng.choice([3, EVERYTHING]))
+        after: list[Place | None] = [None, None]
+        for _ in range(3):
+            ours, theirs = [await store.page(filter, 5, place) for store, place in zip(self.stores, after, strict=True)]
+            assert ours.timers == theirs.timers, f"page{filter}"
+            after = [ours.next, theirs.next]
+            if ours.next is None or theirs.next is None:
+                assert after == [None, None], f"page{filter}"
+                break
+
     async def compare(self) -> None:
         ours, theirs = [await everything(store) for store in self.stores]
         assert ours == theirs
@@ -193,7 +212,7 @@ class Walk:
 
     STEPS = {
         **{put: 8, put_many: 5, change: 12, begin: 14, record: 12, claim: 7, renew: 4, release: 2},
-        **{wait: 10, namespace: 3, purge: 2, find: 3},
+        **{wait: 10, namespace: 4, purge: 2, find: 3, ask: 6},
     }
 
 

@@ -180,17 +180,18 @@ class MemoryStore:
     async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
         now = self._clock.now()
         ours = {shard: version for shard, version in held.items() if self._fences(owner_id, shard, version)}
-        live = [
-            t
-            for t in self._timers.values()
-            if t.shard in ours and not t.status.final and not self._namespaces[t.namespace].paused
-        ]
         due: list[tuple[int, Timer]] = []
         later: list[tuple[int, Timer]] = []
-        for timer in live:
+        for timer in self._timers.values():
+            paused = self._namespaces[timer.namespace].paused
+            if timer.shard not in ours or timer.status.final:
+                continue
             if timer.status is Status.PENDING:
-                (due if timer.fire_at <= now else later).append((timer.fire_at, timer))
-            elif timer.version != ours[timer.shard] and timer.deadline_at is not None:
+                if timer.fire_at > now:
+                    later.append((timer.fire_at, timer))
+                elif not paused:
+                    due.append((timer.fire_at, timer))
+            elif timer.version != ours[timer.shard] and timer.deadline_at is not None and not paused:
                 (due if timer.deadline_at <= now else later).append((timer.deadline_at, timer))
         due.sort(key=lambda entry: entry[1].fire_at)
         begun = [lifecycle.begin(timer, now=now, version=ours[timer.shard]) for _, timer in due[:limit]]

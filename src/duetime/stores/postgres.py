@@ -221,11 +221,10 @@ class PostgresStore:
     async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
         versions = [held.get(shard, NOT_HELD) for shard in range(self.shards)]
         look, *rows = await self._pool.write(sql.BEGIN, owner_id, versions, limit, self._now(), self._takeover_now)
-        now, found, still, next_at = (look[name] for name in ("now", "found", "versions", "next_at"))
+        now, number, still, next_at = (look[name] for name in ("now", "number", "versions", "next_at"))
         begun = [timer_of(row) for row in rows]
         refused = frozenset(shard for shard in held if still[shard] == NOT_HELD)
-        everything = found == len(begun) < min(limit, sql.BEGIN_MAX)
-        return Begun(begun, next_at if everything else now, refused)
+        return Begun(begun, next_at if len(begun) == number else now, refused)
 
     async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
         uuids = [before.uuid for before, _ in changes]

@@ -142,6 +142,13 @@ MIGRATIONS: tuple[str, ...] = (
         version bigint, attempts text
     );
     """,
+    # What is due in a paused namespace is kept apart (docs/decisions/0019).
+    """
+    ALTER TABLE timers ADD COLUMN parked text COLLATE "C" NOT NULL DEFAULT '';
+    DROP INDEX timers_due;
+    CREATE INDEX timers_due ON timers (fire_at, seq) WHERE parked = '';
+    CREATE INDEX timers_parked ON timers (parked, fire_at, seq) WHERE parked > '';
+    """,
 )
 
 SLICES_PER_RETENTION_MIN = 4

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from duetime.lifecycle import ATTEMPT_GRACE_MS
+from duetime.stores.parking import PARK_MAX, PARKED, PARKED_IN
 from duetime.stores.postgres_rows import END, FIRST, FIXED, NEW, STATE, TIMER
 
 BEGIN_MAX = 1_000
@@ -96,52 +97,79 @@ SWAPS = {
     for becomes in (False, True, None)
 }
 
+_CANDIDATE = (
+    "ctid AS at, shard, revision, status, fire_at, seq, octet_length(definition) + octet_length(attempts) AS bytes"
+)
+_DUE = """fire_at <= (SELECT now FROM clock)
+            AND (SELECT versions FROM held)[shard + 1] >= 0
+            AND (status = 'pending' OR version <> (SELECT versions FROM held)[shard + 1]
+                 AND (deadline_at <= (SELECT now FROM clock) OR $5))"""
+_PAUSED = "namespace = ANY ((SELECT names FROM paused)::text[])"
+
 # $1: owner, $2: held version of each shard or -1, $3: limit, $4: now, $5: whether lost attempts wait for no deadline.
 BEGIN = f"""
-    WITH clock AS MATERIALIZED (SELECT {now("$4")} AS now),
+    WITH RECURSIVE clock AS MATERIALIZED (SELECT {now("$4")} AS now),
     held AS MATERIALIZED (
         SELECT array_agg(CASE WHEN owner_id = $1 AND version = ($2::bigint[])[shard + 1] THEN version ELSE -1 END
                          ORDER BY shard) AS versions
         FROM shards
     ),
-    oldest AS MATERIALIZED (
+    paused AS MATERIALIZED (
+        SELECT coalesce(array_agg(name), '{{}}') AS names,
+            least($3, {BEGIN_MAX}) + CASE WHEN count(*) = 0 THEN 0 ELSE {PARK_MAX} END AS reach
+        FROM namespaces WHERE paused
+    ),
+    met AS MATERIALIZED (
         SELECT * FROM (
-            SELECT ctid AS at, shard, revision, status, fire_at, seq,
-                octet_length(definition) + octet_length(attempts) AS bytes
-            FROM timers
-            WHERE fire_at <= (SELECT now FROM clock)
-            AND (SELECT versions FROM held)[shard + 1] >= 0
-            AND (status = 'pending' OR version <> (SELECT versions FROM held)[shard + 1]
-                 AND (deadline_at <= (SELECT now FROM clock) OR $5))
-            AND namespace <> ALL (ARRAY(SELECT name FROM namespaces WHERE paused))
-            ORDER BY fire_at, seq LIMIT {BEGIN_MAX}
-        ) AS reachable LIMIT $3
+            SELECT {_CANDIDATE}, {_PAUSED} AS paused
+            FROM timers WHERE {_DUE} AND parked = ''
+            ORDER BY fire_at, seq LIMIT {BEGIN_MAX + PARK_MAX}
+        ) AS reachable LIMIT (SELECT reach FROM paused)
+    ),
+    {PARKED_IN},
+    oldest AS MATERIALIZED (
+        (SELECT * FROM met WHERE NOT paused LIMIT $3)
+        UNION ALL
+        SELECT resumed.*, false FROM parked_in CROSS JOIN LATERAL (
+            SELECT {_CANDIDATE} FROM timers WHERE {PARKED} name AND {_DUE} ORDER BY fire_at, seq LIMIT {BEGIN_MAX}
+        ) AS resumed
+        WHERE name <> ALL ((SELECT names FROM paused)::text[])
     ),
     due AS MATERIALIZED (
         SELECT * FROM (
-            SELECT *, sum(bytes) OVER (ORDER BY fire_at, seq ROWS UNBOUNDED PRECEDING) - bytes AS bytes_before
-            FROM oldest
-        ) AS counted WHERE bytes_before < {BEGIN_BYTES_MAX}
+            SELECT *, row_number() OVER oldest_first AS place, sum(bytes) OVER oldest_first - bytes AS bytes_before
+            FROM oldest WINDOW oldest_first AS (ORDER BY fire_at, seq ROWS UNBOUNDED PRECEDING)
+        ) AS counted WHERE bytes_before < {BEGIN_BYTES_MAX} AND place <= least($3, {BEGIN_MAX})
     ),
-    next AS MATERIALIZED (  -- of interest only when this is not a full batch, so it never walks through a backlog
-        SELECT found, CASE WHEN found < least($3, {BEGIN_MAX}) THEN least(
+    next AS MATERIALIZED (  -- of interest only when that is everything, so it never walks through a backlog
+        SELECT number, CASE WHEN number IS NOT NULL THEN least(
             (SELECT fire_at FROM timers
              WHERE fire_at > (SELECT now FROM clock) AND (SELECT versions FROM held)[shard + 1] >= 0
-             AND namespace <> ALL (ARRAY(SELECT name FROM namespaces WHERE paused))
+             AND parked = ''
              ORDER BY fire_at LIMIT 1),
             (SELECT min(deadline_at) FROM timers
              WHERE fire_at <= (SELECT now FROM clock) AND deadline_at > (SELECT now FROM clock)
              AND status = 'executing' AND (SELECT versions FROM held)[shard + 1] >= 0
              AND version <> (SELECT versions FROM held)[shard + 1] AND NOT $5
-             AND namespace <> ALL (ARRAY(SELECT name FROM namespaces WHERE paused)))
+             AND parked = '' AND NOT {_PAUSED})
         ) END AS at
-        FROM (SELECT count(*) AS found FROM oldest) AS counted
+        FROM (
+            SELECT CASE WHEN count(*) < least($3, {BEGIN_MAX})
+                AND (SELECT count(*) FROM met) < (SELECT reach FROM paused) THEN count(*) END AS number
+            FROM oldest
+        ) AS everything
     ),
     fence AS MATERIALIZED (
         SELECT shard FROM shards
-        WHERE shard = ANY (ARRAY(SELECT DISTINCT shard FROM due))
+        WHERE shard = ANY (ARRAY(SELECT shard FROM due UNION SELECT shard FROM met WHERE paused))
         AND owner_id = $1 AND version = ($2::bigint[])[shard + 1]
         ORDER BY shard FOR SHARE
+    ),
+    put_aside AS (
+        UPDATE timers SET parked = namespace FROM met
+        WHERE timers.ctid = met.at AND timers.revision = met.revision AND met.paused AND met.status = 'pending'
+        AND met.shard = ANY (ARRAY(SELECT shard FROM fence))
+        RETURNING 1
     ),
     begun AS (
         UPDATE timers SET
@@ -152,10 +180,12 @@ BEGIN = f"""
             deadline_at = clock.now + timers.timeout_ms + {ATTEMPT_GRACE_MS},
             version = ($2::bigint[])[due.shard + 1],
             updated_at = clock.now,
-            revision = timers.revision + 1
+            revision = timers.revision + 1,
+            parked = ''
         FROM clock, due
         WHERE timers.ctid = due.at AND timers.revision = due.revision
         AND due.shard = ANY (ARRAY(SELECT shard FROM fence))  -- a join would be planned as if one timer were due
+        AND (SELECT count(*) FROM put_aside) >= 0
         RETURNING {", ".join(f"timers.{name}" for name in TIMER.split(", "))}, timers.seq, due.status AS status_before
     ), {
     _counted('''
@@ -164,7 +194,7 @@ BEGIN = f"""
     ''')
 }
     SELECT * FROM begun
-    FULL JOIN (SELECT clock.now, held.versions, next.found, next.at AS next_at FROM clock, held, next) AS look ON false
+    FULL JOIN (SELECT clock.now, held.versions, next.number, next.at AS next_at FROM clock, held, next) AS look ON false
     ORDER BY begun.fire_at NULLS FIRST, begun.seq  -- what is true of the whole look comes once, in a row of its own
 """
 

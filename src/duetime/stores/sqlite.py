@@ -23,6 +23,7 @@ from duetime.errors import SettingsError, StoreError
 from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer, timer_uuid
 from duetime.store import UNNAMED, About, Begun, Filter, Hint, Instance, Page, Place, Query, Standing
 from duetime.stores import sqlite_lists as lists
+from duetime.stores.sqlite_due import Look
 from duetime.stores.sqlite_file import SqliteFile
 from duetime.stores.sqlite_rows import (
     STATE,
@@ -179,7 +180,7 @@ class SqliteStore:
             changes = ("definition", "timeout_ms", "fingerprint", "correlation_id", "created_at", *STATE)
             values = (encode(after.definition).decode(), after.definition.timeout_ms, after.fingerprint)
             connection.execute(
-                f"UPDATE timers SET {', '.join(f'{c} = ?' for c in changes)} {where}",
+                f"UPDATE timers SET {', '.join(f'{c} = ?' for c in changes)}, parked = '' {where}",
                 (*values, after.correlation_id, after.created_at, *state(after), before.uuid, before.revision),
             )
         swapped: bool = connection.changes() == 1
@@ -241,21 +242,8 @@ class SqliteStore:
         now = self._clock.now()
         ours = dict(held.items() & _held(connection, owner_id).items())
         refused = frozenset(held.keys() - ours.keys())
-        bindings = {"now": now, "limit": limit, "shards": encode(list(ours)).decode()}
-        where = "namespace NOT IN (SELECT name FROM namespaces WHERE paused)"
-        if len(ours) < self.shards:
-            where += " AND shard IN (SELECT value FROM json_each(:shards))"
-        pending = f"status = 'pending' AND fire_at <= :now AND {where} ORDER BY fire_at LIMIT :limit"
-        expired = f"status = 'executing' AND deadline_at <= :now AND {where} AND {_OF_AN_OLDER_VERSION} LIMIT :limit"
-        due, lost = (
-            _places_decoder.decode(
-                connection.execute(
-                    f"SELECT json_group_array(json_array(fire_at, seq)) FROM (SELECT * FROM timers WHERE {condition})",
-                    bindings,
-                ).get
-            )
-            for condition in (pending, expired)
-        )
+        look = Look(connection, now, None if len(ours) == self.shards else ours, limit)
+        due, lost = look.due(), look.lost()
         tally: Tally = Counter()
         if lost:
             due = sorted(due + lost)[:limit]
@@ -267,22 +255,8 @@ class SqliteStore:
             tally[namespace, Status.PENDING] -= count
             tally[namespace, Status.EXECUTING] += count
         _count(connection, tally)
-        if len(begun) == limit:
-            return Begun(begun, now, refused)
-        next_at = connection.execute(
-            f"""SELECT min(at) FROM (
-                SELECT * FROM (
-                    SELECT fire_at AS at FROM timers WHERE status = 'pending' AND fire_at > :now AND {where}
-                    ORDER BY fire_at LIMIT 1
-                ) UNION ALL SELECT * FROM (
-                    SELECT deadline_at FROM timers WHERE status = 'executing' AND deadline_at > :now AND {where}
-                    AND {_OF_AN_OLDER_VERSION}
-                    ORDER BY deadline_at LIMIT 1
-                )
-            )""",
-            bindings,
-        ).get
-        return Begun(begun, next_at, refused)
+        more = look.full or len(begun) == limit
+        return Begun(begun, now if more else look.next_at(), refused)
 
     def _record(
         self, connection: Connection, asked: list[tuple[bytes, Sequence[tuple[Timer, Timer]]]]
@@ -341,8 +315,6 @@ class SqliteStore:
         return swapped
 
 
-_OF_AN_OLDER_VERSION = "version <> (SELECT version FROM shards WHERE shards.shard = timers.shard)"
-_places_decoder = msgspec.json.Decoder(list[tuple[int, int]])
 _namespace_decoder = msgspec.json.Decoder(Namespace)
 _about_decoder = msgspec.json.Decoder(About)
 

@@ -11,7 +11,8 @@ import msgspec
 from duetime.model import Status, Timer, timer_uuid
 from duetime.store import Filter, Order, Page, Place, Query, Sort
 from duetime.stores.orders import FIRST, ORDERS
-from duetime.stores.sqlite_rows import Connection, encode, select, select_with_seq
+from duetime.stores.parking import PARKED, PARKED_IN
+from duetime.stores.sqlite_rows import Connection, encode, parked_in, select, select_with_seq
 
 _counts_decoder = msgspec.json.Decoder(list[int])
 
@@ -37,26 +38,25 @@ def find(connection: Connection, query: Query) -> list[Timer]:
 
 def page(connection: Connection, filter: Filter, limit: int, after: Place | None, namespaces: Collection[str]) -> Page:
     """A page of what the filter matches, in its order; ``namespaces`` are all there are."""
-    found = [
-        row
-        for conditions in _conditions(filter, namespaces)
-        for row in _page_rows(connection, filter, conditions, limit, after)
-    ]
-    if _by_namespace(filter):
-        found.sort(key=lambda row: (row[0].updated_at, row[1]), reverse=True)
+    column, beyond, _ = ORDERS[filter.order]
+
+    def place(row: tuple[Timer, int]) -> tuple[int, int]:
+        timer, seq = row
+        return seq if column == "seq" else getattr(timer, column), seq
+
+    walks = _walks(connection, filter, namespaces)
+    found = [row for walk in walks for row in _page_rows(connection, filter, walk, limit, after)]
+    if len(walks) > 1:
+        found.sort(key=place, reverse=beyond == "<")
     timers = [timer for timer, _ in found[:limit]]
-    if len(found) <= limit:
-        return Page(timers, None)
-    last, seq = found[limit - 1]
-    column = ORDERS[filter.order][0]
-    return Page(timers, Place(filter.order, seq if column == "seq" else getattr(last, column), seq))
+    return Page(timers, Place(filter.order, *place(found[limit - 1])) if len(found) > limit else None)
 
 
 def count(connection: Connection, filter: Filter, most: int, namespaces: Collection[str]) -> int:
-    """How many timers the filter matches, at most ``most``: along the same index as its page."""
+    """How many timers the filter matches, at most ``most``: along the same indexes as its page."""
     column, _, way = ORDERS[filter.order]
     found = 0
-    for where, bindings in _conditions(filter, namespaces):
+    for where, bindings in _walks(connection, filter, namespaces):
         source = f"SELECT 1 FROM timers WHERE {where} ORDER BY {_plus(filter)}{column} {way} LIMIT :left"
         found += connection.execute(f"SELECT count(*) FROM ({source})", {**bindings, "left": most - found}).get
     return found
@@ -65,20 +65,18 @@ def count(connection: Connection, filter: Filter, most: int, namespaces: Collect
 def forecast(connection: Connection, bounds: Sequence[int], most: int) -> list[int]:
     """How many pending timers are due from each bound up to the next, each at most ``most``, in one statement."""
     due = "fire_at >= json_extract(value, '$[0]') AND fire_at < json_extract(value, '$[1]')"
-    counted = f"SELECT count(*) FROM (SELECT 1 FROM timers WHERE status = 'pending' AND {due} LIMIT :most)"
+    pending = f"SELECT 1 FROM timers WHERE status = 'pending' AND parked = '' AND {due}"
+    parked = f"SELECT 1 FROM parked_in JOIN timers ON {PARKED} name WHERE {due}"
+    counted = f"SELECT count(*) FROM ({pending} UNION ALL {parked} LIMIT :most)"
     found = connection.execute(
-        f"SELECT json_group_array(({counted})) FROM json_each(:spans)",
+        f"WITH RECURSIVE {PARKED_IN} SELECT json_group_array(({counted})) FROM json_each(:spans)",
         {"spans": encode(list(pairwise(bounds))).decode(), "most": most},
     ).get
     return _counts_decoder.decode(found)
 
 
-Conditions = tuple[str, dict[str, Any]]
-
-
-def _by_namespace(filter: Filter) -> bool:
-    """Whether what is asked of all namespaces is asked of each: the index of final timers is by namespace."""
-    return filter.order is Order.FINISHED and filter.namespace is None
+Walk = tuple[str, dict[str, Any]]
+"""The conditions of a walk along an index, and their bindings."""
 
 
 def _plus(filter: Filter) -> str:
@@ -86,14 +84,21 @@ def _plus(filter: Filter) -> str:
     return "" if filter.id is None else "+"
 
 
-def _conditions(filter: Filter, namespaces: Collection[str]) -> list[Conditions]:
-    """The conditions of what the filter matches, with their bindings; several where the index wants them so."""
-    if _by_namespace(filter):
-        return [_condition(filter, name, ()) for name in namespaces]
-    return [_condition(filter, filter.namespace, namespaces)]
+def _walks(connection: Connection, filter: Filter, namespaces: Collection[str]) -> list[Walk]:
+    """What is walked along, to be merged: the index of final timers is by namespace, and so is what is parked."""
+    if filter.order is Order.FINISHED and filter.namespace is None:
+        return [_walk(filter, name, ()) for name in namespaces]
+    where, bindings = walk = _walk(filter, filter.namespace, namespaces)
+    if filter.order is not Order.DUE:
+        return [walk]
+    parked = parked_in(connection) if filter.namespace is None else (filter.namespace,)
+    return [
+        (f"{where} AND parked = ''", bindings),
+        *((f"{where} AND {PARKED} :parked", {**bindings, "parked": name}) for name in parked),
+    ]
 
 
-def _condition(filter: Filter, namespace: str | None, namespaces: Collection[str]) -> Conditions:
+def _walk(filter: Filter, namespace: str | None, namespaces: Collection[str]) -> Walk:
     conditions: list[str] = []
     bindings: dict[str, Any] = {}
     plus = _plus(filter)
@@ -121,12 +126,12 @@ def _condition(filter: Filter, namespace: str | None, namespaces: Collection[str
 
 
 def _page_rows(
-    connection: Connection, filter: Filter, conditions: Conditions, limit: int, after: Place | None
+    connection: Connection, filter: Filter, walk: Walk, limit: int, after: Place | None
 ) -> list[tuple[Timer, int]]:
     """One timer more than the page has room for, each with its rowid."""
     column, beyond, way = ORDERS[filter.order]
     value, seq = (after.value, after.mark) if after is not None else FIRST[beyond]
-    where, bindings = conditions
+    where, bindings = walk
     behind, order = f"({column}, seq) {beyond} (:value, :seq)", f"{column} {way}, seq {way}"
     if column == "seq":
         behind, order = f"{_plus(filter)}seq < :seq", f"{_plus(filter)}seq {way}"

@@ -10,6 +10,7 @@ import msgspec
 
 from duetime.lifecycle import ATTEMPT_GRACE_MS
 from duetime.model import Status, Timer
+from duetime.stores.parking import PARKED_IN
 
 Connection = Any
 
@@ -51,6 +52,7 @@ _VALUES = [f"json_quote({c})" if c in _TEXTS else f"ifnull({c}, 'null')" for c i
 _AS_JSON = f"format('[{','.join(['%s'] * len(_COLUMNS))}]', {', '.join(_VALUES)})"
 
 _timers_decoder = msgspec.json.Decoder(list[Timer])
+names = msgspec.json.Decoder(set[str]).decode
 encode = msgspec.json.Encoder().encode
 
 
@@ -87,7 +89,8 @@ _BEGIN = f"""
         deadline_at = :now + timeout_ms + {ATTEMPT_GRACE_MS},
         version = (SELECT version FROM shards WHERE shards.shard = timers.shard),
         updated_at = :now,
-        revision = revision + 1
+        revision = revision + 1,
+        parked = ''
     WHERE seq IN (SELECT value FROM json_each(:seqs))
 """
 
@@ -150,6 +153,12 @@ def namespaces_of(connection: Connection, seqs: Sequence[int]) -> list[str]:
     sql = "SELECT json_group_array(namespace) FROM timers WHERE seq IN (SELECT value FROM json_each(?))"
     namespaces: list[str] = msgspec.json.decode(connection.execute(sql, (encode(seqs).decode(),)).get)
     return namespaces
+
+
+def parked_in(connection: Connection) -> set[str]:
+    """The namespaces in which timers are parked."""
+    sql = f"WITH RECURSIVE {PARKED_IN} SELECT json_group_array(name) FROM parked_in WHERE name IS NOT NULL"
+    return names(connection.execute(sql).get)
 
 
 def begin_rows(connection: Connection, seqs: Sequence[int], now: int) -> list[Timer]:

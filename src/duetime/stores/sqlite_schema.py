@@ -2,8 +2,8 @@
 
 A timer has one row from its creation to the end of its retention. What keeps the hot path small is not a second
 table but partial indexes: ``timers_due`` holds pending timers alone, ``timers_executing`` those under way,
-``timers_final`` the history by age. Firing a timer moves an entry between three small indexes; it never touches the
-big random one on ``uuid`` (docs/decisions/0003).
+``timers_final`` the history by age; ``timers_parked`` is what paused namespaces hold back. Firing a timer moves an
+entry between three small indexes; it never touches the big random one on ``uuid`` (docs/decisions/0003).
 """
 
 from __future__ import annotations
@@ -89,5 +89,12 @@ MIGRATIONS: tuple[str, ...] = (
     f"""
     UPDATE timers SET uuid = unhex(substr(id, 1, 8) || substr(id, 10, 2) || substr(hex(uuid), 1, 22))
     WHERE id GLOB '{"-".join(_HEX * digits for digits in (8, 4, 4, 4, 12))}';
+    """,
+    # What is due in a paused namespace is kept apart (docs/decisions/0019).
+    """
+    ALTER TABLE timers ADD COLUMN parked TEXT NOT NULL DEFAULT '';
+    DROP INDEX timers_due;
+    CREATE INDEX timers_due ON timers (fire_at) WHERE status = 'pending' AND parked = '';
+    CREATE INDEX timers_parked ON timers (parked, fire_at) WHERE parked > '';
     """,
 )
