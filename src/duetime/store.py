@@ -76,7 +76,7 @@ class Begun(Struct, frozen=True):
     """What a begin brought: timers to deliver now, when to look again, and the shards that are ours no more."""
 
     timers: list[Timer]
-    next_at: int | None  # the earliest instant at which something else falls due
+    next_at: int | None  # the earliest instant at which something else falls due, in a paused namespace too
     refused: frozenset[int] = frozenset()
 
 
@@ -222,7 +222,8 @@ class Store(Protocol):
         """Begin an attempt of up to ``limit`` due timers of the ``held`` shards, oldest first.
 
         Due is a pending timer whose ``fire_at`` has come, and an executing one that an older version of its shard
-        began and whose deadline has passed. Each goes through ``lifecycle.begin``. Paused namespaces are left out.
+        began and whose deadline has passed. Each goes through ``lifecycle.begin``. Paused namespaces are left out; what is
+        due in them costs the first look that meets it, and none after.
         """
 
     async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:

@@ -35,7 +35,10 @@ _INSTALL = f"""
         );
         RETURN NULL;
     END $$;
-    CREATE TRIGGER audit AFTER UPDATE OR DELETE ON duetime.timers FOR EACH ROW EXECUTE FUNCTION audit.note_change();
+    -- A timer that is parked stays at its revision.
+    CREATE TRIGGER audit_update AFTER UPDATE ON duetime.timers FOR EACH ROW
+        WHEN (OLD.revision <> NEW.revision OR OLD.parked = NEW.parked) EXECUTE FUNCTION audit.note_change();
+    CREATE TRIGGER audit AFTER DELETE ON duetime.timers FOR EACH ROW EXECUTE FUNCTION audit.note_change();
     CREATE TRIGGER audit AFTER UPDATE OR DELETE ON duetime.history FOR EACH ROW EXECUTE FUNCTION audit.note_change();
 
     CREATE FUNCTION audit.note_reign() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -73,6 +76,9 @@ _VIOLATIONS = """
     UNION ALL
     SELECT format('%s is there %s times', uuid, count(*))
     FROM (SELECT uuid FROM timers UNION ALL SELECT uuid FROM history) AS everything GROUP BY uuid HAVING count(*) > 1
+    UNION ALL
+    SELECT format('%s, which is %s in %s, is parked in %s', uuid, status, namespace, parked)
+    FROM timers WHERE parked > '' AND (status <> 'pending' OR parked <> namespace)
     UNION ALL
     SELECT format('the tally of %s %s in slice %s is %s off', namespace, status, slice, sum(number)) FROM (
         SELECT namespace, status, slice, timers AS number FROM tallies

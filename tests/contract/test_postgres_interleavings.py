@@ -12,6 +12,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from duetime import lifecycle
@@ -148,6 +149,14 @@ async def use(cast: Cast, rng: random.Random) -> None:
             await cast.clients.swap(there, rng.choice(after))
 
 
+async def pause(cast: Cast, rng: random.Random) -> None:
+    """Somebody who can't decide whether the namespace is paused, and in the end decides that it is not."""
+    for paused in [rng.random() < 0.7 for _ in range(rng.randrange(3))] + [False]:
+        [before] = await cast.clients.namespaces()
+        assert await cast.clients.swap_namespace(before, msgspec.structs.replace(before, paused=paused))
+        await asyncio.sleep(rng.choice((0, 0.002, 0.005)))
+
+
 async def obstruct(cast: Cast, rng: random.Random) -> None:
     """Have statements pile up on a row and let them all go at once."""
     for _ in range(rng.randrange(3)):
@@ -164,7 +173,7 @@ async def play(cast: Cast, seed: int) -> None:
     await with_timers(cast.clients, *some)
     parts = [own(cast, owner_id, random.Random(rng.random())) for owner_id in OWNERS]
     parts += [use(cast, random.Random(rng.random())) for _ in range(2)]
-    parts += [obstruct(cast, random.Random(rng.random()))]
+    parts += [obstruct(cast, random.Random(rng.random())), pause(cast, random.Random(rng.random()))]
     try:
         async with asyncio.timeout(30):
             await asyncio.gather(*parts)
@@ -234,6 +243,17 @@ async def begun_while_a_claim_is_under_way(cast: Cast) -> None:
     assert await begin == []
 
 
+async def parked_while_a_claim_is_under_way(cast: Cast) -> None:
+    """The same with a timer that Alice would park: who does not hold a shard changes nothing in it."""
+    [running] = await cast.clients.namespaces()
+    paused = msgspec.structs.replace(running, paused=True)
+    assert await cast.clients.swap_namespace(running, paused)
+    await begun_while_a_claim_is_under_way(cast)
+    assert await cast.clients.swap_namespace(paused, running)
+    if parked := await cast.audit.connection.fetch("SELECT uuid FROM timers WHERE parked > ''"):
+        raise Violated(f"parked by a former owner: {parked}")
+
+
 async def left_while_a_renewal_is_under_way(cast: Cast) -> None:
     """Alice was stopped in the middle of a renewal, which the server goes on with."""
     await cast.owners[ALICE].renew(ALICE, LEASE_MS)
@@ -292,6 +312,7 @@ STORIES: list[Story] = [
     claimed_while_a_begin_is_under_way,
     claimed_while_a_record_is_under_way,
     begun_while_a_claim_is_under_way,
+    parked_while_a_claim_is_under_way,
     left_while_a_renewal_is_under_way,
     failed_over_with_loss,
     put_while_the_same_timer_becomes_final,
@@ -308,6 +329,7 @@ async def test_a_forced_interleaving_ends_well(cast: Cast, story: Story) -> None
 
 
 LOCKED_FENCE = "ORDER BY shard FOR SHARE"
+FENCED_PARKING = "AND met.shard = ANY (ARRAY(SELECT shard FROM fence))"
 OWNED_BEGIN = "owner_id = $1 AND version = ($2::bigint[])[shard + 1]"
 OWNED_BEGIN_BUG = "$1::bytea IS NOT NULL AND version = ($2::bigint[])[shard + 1]"
 OWNED_RECORD, OWNED_RECORD_BUG = "AND owner_id = $1\n", "AND $1::bytea IS NOT NULL\n"
@@ -323,6 +345,7 @@ ASKED_BEFORE_BUG = "AS numbered WHERE NOT EXISTS (SELECT FROM history WHERE hist
         ("BEGIN", {LOCKED_FENCE: "ORDER BY shard FOR KEY SHARE"}, claimed_while_a_begin_is_under_way),
         ("RECORD", {LOCKED_FENCE: ""}, claimed_while_a_record_is_under_way),
         ("RECORD", {LOCKED_FENCE: "ORDER BY shard FOR KEY SHARE"}, claimed_while_a_record_is_under_way),
+        ("BEGIN", {FENCED_PARKING: ""}, parked_while_a_claim_is_under_way),
         ("BEGIN", {OWNED_BEGIN: OWNED_BEGIN_BUG}, failed_over_with_loss),
         ("RECORD", {OWNED_RECORD: OWNED_RECORD_BUG}, failed_over_with_loss),
         ("PUT", {ASKED_AFTER: "1"}, put_while_the_same_timer_becomes_final),
@@ -330,7 +353,7 @@ ASKED_BEFORE_BUG = "AS numbered WHERE NOT EXISTS (SELECT FROM history WHERE hist
     ],
     ids=[
         *("begin without a lock", "begin with too weak a lock", "record without a lock", "record with too weak a lock"),
-        *("begin by the version alone", "record by the version alone"),
+        *("begin that parks without a fence", "begin by the version alone", "record by the version alone"),
         *("put that does not ask for final timers", "put that asks for them with its own snapshot"),
     ],
 )

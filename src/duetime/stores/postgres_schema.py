@@ -6,6 +6,7 @@ stays as small as what is pending, and history is dropped a slice of time at a t
 - No index of ``timers`` has a column that begins and retries change, other than ``fire_at``: a begin is a HOT update,
   which costs no index entry and is cleaned up without a vacuum. That is why ``status`` is in no index, not even as a
   condition of one.
+- ``timers_due`` leaves out what paused namespaces hold back, which is in ``timers_parked``.
 - The order of creation is an index by namespace, and a page over all namespaces is merged from a page of each.
 - ``slices`` names the partitions of ``history``; a row belongs to the slice in which the store wrote it.
 - ``tallies`` holds exact counts, each spread over a few rows so that writers do not wait for one another.

@@ -5,8 +5,9 @@ under way, judges owner and version by what it left, and keeps the next claim ou
 condition without the lock, or with a weaker one, reads the owner of a moment ago and lets a stale one write.
 
 Shards are locked in their order, then instances and timers, counts last; where two CTEs could run in either order, one
-asks the other how many there are. Two statements that change several timers have no timer in common, since each is of
-one owner's shards. So no two wait for each other in a circle.
+asks the other how many there are. (A begin may park timers after it has counted: they are of other namespaces than what
+it counts.) Two statements that change several timers have no timer in common, since each is of one owner's shards. So
+no two wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -169,7 +170,6 @@ BEGIN = f"""
         UPDATE timers SET parked = namespace FROM met
         WHERE timers.ctid = met.at AND timers.revision = met.revision AND met.paused AND met.status = 'pending'
         AND met.shard = ANY (ARRAY(SELECT shard FROM fence))
-        RETURNING 1
     ),
     begun AS (
         UPDATE timers SET
@@ -185,7 +185,6 @@ BEGIN = f"""
         FROM clock, due
         WHERE timers.ctid = due.at AND timers.revision = due.revision
         AND due.shard = ANY (ARRAY(SELECT shard FROM fence))  -- a join would be planned as if one timer were due
-        AND (SELECT count(*) FROM put_aside) >= 0
         RETURNING {", ".join(f"timers.{name}" for name in TIMER.split(", "))}, timers.seq, due.status AS status_before
     ), {
     _counted('''
