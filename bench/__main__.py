@@ -42,7 +42,6 @@ OURS = {
 PEERS = "peers"
 ROUNDS = 3
 ROUNDS_LONG = 2
-ROUNDS_QUICK = {"pending": 2}  # a bar of a tenth needs more than one
 LONG = ("sustained", "steady", "commands", "pending", PEERS)
 
 
@@ -55,9 +54,7 @@ class Turn(NamedTuple):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--full", action="store_true", help="everything, in rounds: three quarters of an hour")
-    parser.add_argument(
-        "--rounds", type=int, help=f"[1, of some 2; with --full {ROUNDS}, and {ROUNDS_LONG} of what takes long]"
-    )
+    parser.add_argument("--rounds", type=int, help=f"[1; with --full {ROUNDS}, and {ROUNDS_LONG} of what takes long]")
     parser.add_argument(
         "--only", choices=(*OURS, PEERS), action="append", help="run this one alone; may be repeated; no report"
     )
@@ -78,9 +75,9 @@ def _turns(bench: Bench, names: Sequence[str]) -> list[Turn]:
 
 def _rounds(measurement: str, full: bool) -> int:
     """How many rounds a measurement takes part in."""
-    if full:
-        return ROUNDS_LONG if measurement in LONG else ROUNDS
-    return ROUNDS_QUICK.get(measurement, 1)
+    if not full:
+        return 1
+    return ROUNDS_LONG if measurement in LONG else ROUNDS
 
 
 async def _run(

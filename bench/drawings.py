@@ -101,7 +101,7 @@ def _pending(results: Results) -> Drawing:
         series = []
         for setup in pending.SETUPS:
             sizes = (pending.FEW, pending.MANY, pending.MOST)
-            points = [(size, samples.median(pending.part_name(setup, size), figure)) for size in sizes]
+            points = [(size, samples.median(setup, pending.of(figure, size))) for size in sizes]
             known = [(size, value * scale) for size, value in points if value is not None]
             if known:
                 series.append(Series(comparison.OURS[setup], [x for x, _ in known], [y for _, y in known], True))

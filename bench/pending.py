@@ -1,28 +1,40 @@
-"""Measures what pending timers cost: the other figures with 10 thousand, a million and ten million in the database."""
+"""Measures what pending timers cost: the other figures with 10 thousand, a million and ten million in the database.
+
+The services of all sizes are up at the same time and take short turns, because the machine's speed changes from one
+second to the next by more than the tenth that is to be told.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+import statistics
 import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from bench.creates import measured
-from bench.firing import ARRIVE_SECONDS_MAX, COMPLETED, Figures, ahead_of, arrivals, metrics
-from bench.processes import BenchError
-from bench.rounds import Bench, Part, Parts, Samples
+from bench.creates import WARM_SECONDS, load, measured
+from bench.firing import COMPLETED, Figures, ahead_of, arrivals, metrics
+from bench.processes import BenchError, Process
+from bench.rounds import Bench, Parts, Samples
 from bench.setups import POSTGRES, SQLITE, Address, Setup
-from bench.tables import Format, Table, across, mb, ms, rate, seconds, us
+from bench.tables import Format, Table, mb, ms, rate, seconds, us
 from bench.timers import at_once, evenly, far_ahead, now_ms
+from duetime.model import Timer
 
 TITLE = "With many timers pending"
 FEW, MANY, MOST = 10_000, 1_000_000, 10_000_000
 MOST_BYTES = 40_000_000_000
+TURNS = 5
 AT_ONCE = 5_000
 PER_SECOND = 1_000
-PAUSE_MS = 1_000
-FILL_MS = 1_000
+STEADY_MS, HERD_MS = 1_300, 1_600
+"""How long a turn takes, the pause after it included."""
+CREATE_SECONDS = 0.7
+FILL_MS = 3_000
 TOLERANCE = 0.1
 TOLERANCE_MS = 1.0
 """Of a lateness, besides: instants are whole milliseconds."""
@@ -43,18 +55,18 @@ def free_bytes(directory: Path | str) -> int:
     return shutil.disk_usage(directory).free
 
 
-def part_name(setup: str, count: int) -> str:
-    return f"{setup}: {count:,}"
+def of(figure: str, count: int) -> str:
+    """The name of a figure with so many timers pending."""
+    return f"{figure}, {count:,} pending"
+
+
+def ratio_of(figure: str) -> str:
+    return f"{figure}, a million to ten thousand"
 
 
 def parts(bench: Bench) -> Parts:
     bases = Bases(bench)
-    made: dict[str, Part] = {}
-    for setup in bench.setups:
-        for count in (FEW, MANY) if bench.quick else (FEW, MANY, MOST):
-            if setup.name in SETUPS:
-                made[part_name(setup.name, count)] = partial(_measure, bench, setup, bases, count)
-    return made
+    return {setup.name: partial(_measure, bench, setup, bases) for setup in bench.setups if setup.name in SETUPS}
 
 
 class Bases:
@@ -79,79 +91,110 @@ class Bases:
         self._made[setup.name, count] = address
 
 
-async def _measure(bench: Bench, setup: Setup, bases: Bases, count: int) -> Figures:
-    base = await bases.get(setup, count)
-    # The largest is not copied: what a session adds to it is nothing beside what is there.
-    address = base if count == MOST else await setup.create(base)
-    try:
-        return await ahead_of(partial(_session, bench, setup, address), setup.start_ms + FILL_MS)
-    finally:
-        if address != base:
-            await setup.drop(address)
+class Turn(NamedTuple):
+    count: int
+    """How many are pending in the database whose turn it is."""
+    at: int
+    herd: bool
+
+    def timers(self, url: str) -> list[Timer]:
+        return list(at_once(url, AT_ONCE, self.at) if self.herd else evenly(url, PER_SECOND, 1, self.at))
 
 
-async def _session(bench: Bench, setup: Setup, address: Address, first: int) -> Figures | None:
-    """One server: a steady stretch, then many at one instant, then creates. None if it came up too late."""
-    length = 3 if bench.quick else 5
-    steady = PER_SECOND * length
-    instant = first + length * 1000 + PAUSE_MS
-    timers = [*evenly(bench.url, PER_SECOND, length, first), *at_once(bench.url, AT_ONCE, instant)]
-    await setup.fill(address, timers)
-    await bench.receiver.ask("reset")
-    async with setup.serve(bench.directory, address) as server:
-        rss_start = server.rss_bytes()
-        before = (await metrics(server))[COMPLETED]
-        if now_ms() > first:
-            await bench.receiver.ask(f"wait {len(timers)} {ARRIVE_SECONDS_MAX}")  # none is left for the next try
-            return None
-        evenly_fired = await arrivals(bench, steady, server, recorded=before + steady, setup=setup)
-        await bench.receiver.ask("reset")
-        if now_ms() > instant:
-            await bench.receiver.ask(f"wait {AT_ONCE} {PAUSE_MS // 1000}")
-            return None
-        fired = await arrivals(bench, AT_ONCE, server, recorded=before + len(timers), setup=setup)
-        made = await measured(bench, server, 1.5 if bench.quick else 2.0, setup)
-        return {
-            "ready": server.ready_seconds,
-            "rss_start": rss_start,
-            "rss_end": server.rss_bytes(),
-            "steady_p50": evenly_fired["p50_ms"],
-            "steady_p99": evenly_fired["p99_ms"],
-            "steady_cpu": evenly_fired["server_cpu"] + evenly_fired["store_cpu"],
-            "fired": AT_ONCE / (fired["last_at"] - instant / 1000),
-            "fired_cpu": fired["server_cpu"] + fired["store_cpu"],
-            "made": made["per_second"],
-            "made_cpu": made["server_cpu"] + made["store_cpu"],
-        }
+def turns(sizes: Sequence[int], first: int) -> list[Turn]:
+    """Steady seconds, then many at one instant; each size in turn, and every second time backwards."""
+    made, at = [], first
+    for herd, length in ((False, STEADY_MS), (True, HERD_MS)):
+        for number in range(TURNS):
+            for count in sizes[:: 1 if number % 2 == 0 else -1]:
+                made.append(Turn(count, at, herd))
+                at += length
+    return made
+
+
+async def _measure(bench: Bench, setup: Setup, bases: Bases) -> Figures:
+    sizes = (FEW, MANY) if bench.quick else (FEW, MANY, MOST)
+    filled = {count: await bases.get(setup, count) for count in sizes}
+    return await ahead_of(partial(_session, bench, setup, filled), len(sizes) * (setup.start_ms + FILL_MS))
+
+
+async def _session(bench: Bench, setup: Setup, filled: Mapping[int, Address], first: int) -> Figures | None:
+    """A service for each size, all at once. None if one came up too late, or a turn took too long."""
+    each: dict[str, list[float]] = {}
+
+    def note(count: int, **figures: float) -> None:
+        for figure, value in figures.items():
+            each.setdefault(of(figure, count), []).append(value)
+
+    async with AsyncExitStack() as stack:
+        planned = turns(list(filled), first)
+        servers: dict[int, Process] = {}
+        for count, base in filled.items():
+            # The largest is not copied: what a session adds to it is nothing beside what is there.
+            address = base if count == MOST else await setup.create(base)
+            if address != base:
+                stack.push_async_callback(setup.drop, address)
+            await setup.fill(
+                address, [one for turn in planned if turn.count == count for one in turn.timers(bench.url)]
+            )
+            servers[count] = await stack.enter_async_context(setup.serve(bench.directory, address))
+            note(count, ready=servers[count].ready_seconds, rss_start=servers[count].rss_bytes())
+        recorded = {count: (await metrics(server))[COMPLETED] for count, server in servers.items()}
+        for turn in planned:
+            await bench.receiver.ask("reset")
+            if now_ms() > turn.at:
+                return None
+            number = AT_ONCE if turn.herd else PER_SECOND
+            recorded[turn.count] += number
+            came = await arrivals(bench, number, servers[turn.count], recorded[turn.count], setup)
+            cpu = came["server_cpu"] + came["store_cpu"]
+            if turn.herd:
+                note(turn.count, fired=number / (came["last_at"] - turn.at / 1000), fired_cpu=cpu)
+            else:
+                note(turn.count, steady_p50=came["p50_ms"], steady_p99=came["p99_ms"], steady_cpu=cpu)
+        for server in servers.values():
+            await load(bench, server, WARM_SECONDS)
+        for number in range(TURNS):
+            for count, server in list(servers.items())[:: 1 if number % 2 == 0 else -1]:
+                made = await measured(bench, server, CREATE_SECONDS, setup)
+                note(count, made=made["per_second"], made_cpu=made["server_cpu"] + made["store_cpu"])
+        for count, server in servers.items():
+            note(count, rss_end=server.rss_bytes())
+    return _summary(each)
+
+
+def _summary(each: Mapping[str, Sequence[float]]) -> Figures:
+    """The median of each figure's turns, and that of their ratios; of latenesses, which leap, the medians' ratio."""
+    figures: Figures = {name: statistics.median(values) for name, values in each.items()}
+    for figure in HIGHER | LOWER:
+        pairs = zip(each[of(figure, MANY)], each[of(figure, FEW)], strict=True)
+        figures[ratio_of(figure)] = statistics.median(many / few for many, few in pairs)
+    for figure in LATE:
+        figures[ratio_of(figure)] = figures[of(figure, MANY)] / figures[of(figure, FEW)]
+    return figures
 
 
 def within(samples: Samples, setup: str, figure: str) -> tuple[float | None, bool | None]:
-    """The ratio of a figure with a million pending to that with ten thousand, and whether they are within a tenth.
-
-    By the best turn of each: what else the machine does only ever makes a figure worse, and of two equal runs one can
-    be worse by more than a tenth.
-    """
-    turns = [samples.each(part_name(setup, count), figure) for count in (FEW, MANY)]
-    if not all(turns):
+    """The ratio of a figure with a million pending to that with ten thousand, and whether they are within a tenth."""
+    ratio = samples.median(setup, ratio_of(figure))
+    if ratio is None:
         return None, None
-    few, many = map(max if figure in HIGHER else min, turns)
-    ratio = many / few if few else None
     if figure in HIGHER:
-        return ratio, many >= few * (1 - TOLERANCE)
-    return ratio, many <= few * (1 + TOLERANCE) + (TOLERANCE_MS if figure in LATE else 0.0)
+        return ratio, ratio >= 1 - TOLERANCE
+    few = samples.median(setup, of(figure, FEW)) or 0.0
+    return ratio, few * ratio <= few * (1 + TOLERANCE) + (TOLERANCE_MS if figure in LATE else 0.0)
 
 
 def tables(samples: Samples) -> list[Table]:
-    made = []
-    forms: dict[str, Format] = {"made": rate, "fired": rate, "rss_start": mb, "rss_end": mb}
+    forms: dict[str, Format] = {"made": rate, "fired": rate, "rss_start": mb, "rss_end": mb, "ready": seconds}
     forms |= dict.fromkeys(LATE, ms)
-    named = (*HIGHER.items(), *LATE.items(), *LOWER.items())
+    made = []
     for setup in SETUPS:
-        sizes = [count for count in (FEW, MANY, MOST) if part_name(setup, count) in samples]
-        if not sizes:
-            continue
-        names = [part_name(setup, count) for count in sizes]
-        lines = across(samples, names, *((label, figure, forms.get(figure, us)) for figure, label in named))
-        lines += across(samples, names, ("start until ready", "ready", seconds))
-        made.append(Table([f"{setup}, pending", *(f"{count:,}" for count in sizes)], lines))
+        sizes = [count for count in (FEW, MANY, MOST) if samples.each(setup, of("made", count))]
+        lines = [
+            [label, *(forms.get(figure, us)(samples.median(setup, of(figure, count)) or 0.0) for count in sizes)]
+            for figure, label in (HIGHER | LATE | LOWER | {"ready": "start until ready"}).items()
+        ]
+        if sizes:
+            made.append(Table([f"{setup}, pending", *(f"{count:,}" for count in sizes)], lines))
     return made

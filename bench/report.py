@@ -90,9 +90,8 @@ _TEXTS = {
     "steady": "Beside it a bare loop that sends the same requests from memory.",
     "pending": "The same service with more and more timers that wait for another day. CPU is that of the service and "
     "its database. Nothing is kept in memory per timer; on SQLite the memory at the end has the page cache in it, "
-    "which is 16 MiB at most and fills as there is more to read. The sizes take turns, forwards and backwards: the "
-    "table has the medians, and the bar compares the best turn of each, as what else the machine does only ever makes "
-    "a figure worse.",
+    "which is 16 MiB at most and fills as there is more to read. The services of all sizes are up at once and take "
+    "turns of about a second; the table has the medians of the turns, and the bar compares the median of their ratios.",
     "client": "With the address guard and all limits, from 256 tasks, against the same receiver. The timers of other "
     "measurements are in a namespace without a secret, so their callbacks are not signed.",
     "commands": "NATS JetStream: how fast commands become durable timers, and what HTTP timers notice of a broker that "

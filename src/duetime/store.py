@@ -222,8 +222,8 @@ class Store(Protocol):
         """Begin an attempt of up to ``limit`` due timers of the ``held`` shards, oldest first.
 
         Due is a pending timer whose ``fire_at`` has come, and an executing one that an older version of its shard
-        began and whose deadline has passed. Each goes through ``lifecycle.begin``. Paused namespaces are left out; what is
-        due in them costs the first look that meets it, and none after.
+        began and whose deadline has passed. Each goes through ``lifecycle.begin``. Paused namespaces are left out;
+        what is due in them costs the first look that meets it, and none after.
         """
 
     async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:

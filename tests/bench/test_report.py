@@ -70,35 +70,46 @@ def test_a_second_worker_is_judged_where_half_as_much_again_fits_the_machine() -
         assert verdicts(results, "a second worker: creates one by one") == [held]
 
 
+def with_pending(**figures: tuple[float, float]) -> dict[str, float]:
+    """What a session brought: with ten thousand pending, and how a million compare."""
+    few = {pending.of(figure, pending.FEW): value for figure, (value, _) in figures.items()}
+    return few | {pending.ratio_of(figure): ratio for figure, (_, ratio) in figures.items()}
+
+
 def test_many_pending_are_judged_by_every_figure() -> None:
     results = some()
-    usual = {"made": 100.0, "made_cpu": 1.0, "steady_p99": 2.0}
-    results.add("pending", "SQLite: 10,000", usual)
-    results.add("pending", "SQLite: 1,000,000", {"made": 91.0, "made_cpu": 1.09, "steady_p99": 2.9})
+    results.add("pending", "SQLite", with_pending(made=(100.0, 0.91), made_cpu=(1.0, 1.09), steady_p99=(2.0, 1.4)))
     assert verdicts(results, "1 M pending against 10 k, SQLite") == [True]
-    results.samples["pending"]["SQLite: 1,000,000"] = [{**usual, "made_cpu": 1.2}]
+    results.samples["pending"]["SQLite"] = [with_pending(made=(100.0, 0.91), made_cpu=(1.0, 1.2))]
     [bar] = [bar for bar in bars.judge(results) if bar.what.startswith("1 M pending against 10 k, SQLite")]
-    assert bar.held is False and "CPU per create 1.20 ×" in bar.measured
+    assert bar.held is False and "CPU per create 1.20 ×" in bar.measured and bar.measured.startswith("1 of 2")
 
 
-def test_many_pending_are_judged_by_the_best_turn_of_each() -> None:
-    samples = Samples(
-        {
-            "SQLite: 10,000": [{"made": 100.0, "made_cpu": 1.5}, {"made": 60.0, "made_cpu": 1.0}],
-            "SQLite: 1,000,000": [{"made": 50.0, "made_cpu": 1.09}, {"made": 90.0, "made_cpu": 2.0}],
-        }
-    )
+def test_many_pending_are_judged_by_the_ratios_of_rounds() -> None:
+    rounds = [with_pending(made=(100.0, ratio), made_cpu=(1.0, ratio)) for ratio in (0.7, 0.9, 1.3)]
+    samples = Samples({"SQLite": rounds})
     assert pending.within(samples, "SQLite", "made") == (0.9, True)
-    assert pending.within(samples, "SQLite", "made_cpu") == (1.09, True)
+    assert pending.within(samples, "SQLite", "made_cpu") == (0.9, True)
     assert pending.within(samples, "SQLite", "fired") == (None, None)
-    samples.of["SQLite: 1,000,000"][1]["made"] = 89.0  # type: ignore[index]
-    assert pending.within(samples, "SQLite", "made") == (0.89, False)
+    assert pending.within(Samples({"SQLite": rounds[:2]}), "SQLite", "made")[1] is False
+    assert pending.within(Samples({"SQLite": rounds[1:]}), "SQLite", "made_cpu")[1] is True
+    assert pending.within(Samples({"SQLite": rounds[2:]}), "SQLite", "made_cpu") == (1.3, False)
 
 
 def test_a_lateness_may_differ_by_a_millisecond_besides() -> None:
-    for many, held in ((3.2, True), (3.3, False)):
-        samples = Samples({"SQLite: 10,000": [{"steady_p50": 2.0}], "SQLite: 1,000,000": [{"steady_p50": many}]})
+    for ratio, held in ((1.6, True), (1.65, False)):
+        samples = Samples({"SQLite": [with_pending(steady_p50=(2.0, ratio))]})
         assert pending.within(samples, "SQLite", "steady_p50")[1] is held
+
+
+def test_sizes_take_short_turns_every_second_time_backwards() -> None:
+    planned = pending.turns([1, 2, 3], 1_000)
+    assert [turn.count for turn in planned[:9]] == [1, 2, 3, 3, 2, 1, 1, 2, 3]
+    assert [turn.herd for turn in planned] == [False] * 3 * pending.TURNS + [True] * 3 * pending.TURNS
+    times = [turn.at for turn in planned]
+    assert times[0] == 1_000 and times == sorted(set(times))
+    herd = planned[-1].timers("http://127.0.0.1/")
+    assert len(herd) == pending.AT_ONCE and {timer.fire_at for timer in herd} == {planned[-1].at}
 
 
 def test_what_failed_in_part_is_told_and_its_figures_count() -> None:

@@ -16,7 +16,9 @@ from bench.results import Failure, Results
 from bench.rounds import Bench, Sample
 
 
-def run(monkeypatch: pytest.MonkeyPatch, turns: dict[str, list[str]], **samples: Sample) -> tuple[list[str], Results]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, turns: dict[str, list[str]], rounds: int | None = None, **samples: Sample
+) -> tuple[list[str], Results]:
     """The quick form with made-up parts: the order in which they had their turns, and the results."""
     had: list[str] = []
 
@@ -32,14 +34,14 @@ def run(monkeypatch: pytest.MonkeyPatch, turns: dict[str, list[str]], **samples:
     results = Results("2030-01-02T03:04:05+00:00", "make bench", True, "a machine", {})
     receiver: Any = None
     bench = Bench(Path(), receiver, None, [], quick=True, started=time.monotonic())
-    options = argparse.Namespace(rounds=None, full=False, json=None)
+    options = argparse.Namespace(rounds=rounds, full=False, json=None)
     asyncio.run(command._run(bench, options, list(turns), results, Machine()))
     return had, results
 
 
-def test_in_the_quick_form_many_pending_have_two_turns_the_second_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    had, results = run(monkeypatch, {"herd": ["herd"], "pending": ["few", "many"], "peers": ["peer"]})
-    assert had == ["herd", "few", "many", "peer", "many", "few"]
+def test_every_second_round_is_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    had, results = run(monkeypatch, {"herd": ["herd"], "pending": ["few", "many"], "peers": ["peer"]}, rounds=2)
+    assert had == ["herd", "few", "many", "peer", "peer", "many", "few", "herd"]
     assert len(results.samples["pending"]["few"]) == 2 and not results.failures
 
 
