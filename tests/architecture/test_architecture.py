@@ -34,7 +34,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ROOMS = {
     "apsw": {"stores/sqlite_file.py"},
     "asyncpg": {"stores/postgres_pool.py"},
-    "httptools": {"deliverers/client.py", "doors/connection.py"},
+    "httptools": {"deliverers/connection.py", "doors/connection.py"},
     "nats": {"brokers/nats.py"},
     "prometheus_client": {"telemetry.py"},
     "uvloop": {"cli.py"},

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from duetime import writing
 from duetime.deliverers import client as module
-from duetime.deliverers.client import Answer, HttpClient, Unreachable
+from duetime.deliverers.client import HttpClient
+from duetime.deliverers.connection import Answer, Connection, Unreachable
 from duetime.deliverers.egress import Url, parse_url
 
 REQUEST = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi"
@@ -188,7 +189,7 @@ def test_no_way_to_cut_an_answer_changes_it(cuts: list[int], before: bool) -> No
 
     async def main() -> Answer | object:
         client = HttpClient()
-        connection = module._Connection(client, ("127.0.0.1", 1, None), asyncio.get_running_loop())
+        connection = Connection(client, ("127.0.0.1", 1, None), asyncio.get_running_loop())
         connection.connection_made(Transport())  # type: ignore[arg-type]
         waiter = connection.send(REQUEST)
         for start, end in pairwise(points):
@@ -371,7 +372,7 @@ MEANT = {
 def test_an_answer_means_the_same_after_any_others_and_in_any_two_pieces(said: list[tuple[bytes, int]]) -> None:
     async def main() -> None:
         client = HttpClient()
-        connection = module._Connection(client, ("127.0.0.1", 1, None), asyncio.get_running_loop())
+        connection = Connection(client, ("127.0.0.1", 1, None), asyncio.get_running_loop())
         connection.connection_made(Transport())  # type: ignore[arg-type]
         for answer, cut in said:
             waiter = connection.send(REQUEST)

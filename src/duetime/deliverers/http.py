@@ -22,7 +22,8 @@ from msgspec import Struct
 
 from duetime.clock import Clock
 from duetime.deliverers.bodies import body_of
-from duetime.deliverers.client import HttpClient, Unreachable
+from duetime.deliverers.client import HttpClient
+from duetime.deliverers.connection import Unreachable
 from duetime.deliverers.deadlines import Deadlines
 from duetime.deliverers.egress import Egress, Refused, Unresolved, Url, parse_url
 from duetime.deliverers.signing import sign

@@ -1,0 +1,344 @@
+"""One outgoing connection: a request at a time, and the parser of its answer.
+
+It goes back to the pool only after a whole answer that allows it and with nothing left over in either direction, so
+that one receiver's answer can never be taken for the answer to another request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+import ssl
+from typing import Protocol, cast
+
+import httptools
+from msgspec import Struct
+
+from duetime.errors import DuetimeError
+from duetime.writing import Sweep
+
+BODY_BYTES_MAX = 64 * 1024
+HEAD_BYTES_MAX = 64 * 1024
+ANSWER_BYTES_MAX = 1024 * 1024  # with chunk sizes, trailers and 1xx answers: what frames 64 KiB is never that much
+REPEATED_BYTES_MAX = 1024  # of an answer that a connection remembers
+
+Key = tuple[str, int, str | None]
+"""What makes two connections the same: the address, the port, and the name its certificate was checked for."""
+
+
+class Unreachable(DuetimeError):
+    """There was no whole answer; the message says why, for people."""
+
+
+class Answer(Struct, frozen=True):
+    status: int
+    retry_after: str | None
+    body: bytes  # the first 64 KiB
+
+
+class Stale:
+    """What a waiter gets when a kept connection turned out to be closed before the answer began."""
+
+
+STALE = Stale()
+Waiter = asyncio.Future[Answer | Unreachable | Stale]
+
+
+class Pool(Protocol):
+    """Where a connection belongs."""
+
+    writes: Sweep
+
+    def opened(self, connection: Connection) -> None: ...
+
+    def park(self, connection: Connection) -> None:
+        """Keep it for the next request to the same place."""
+
+    def unpark(self, connection: Connection) -> None:
+        """Forget it if it is kept: it is of no more use."""
+
+    def lost(self, connection: Connection) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """A waiter always gets a result and never an exception, so a request that was given up leaves nothing to be
+    logged."""
+
+    __slots__ = (
+        "_announced",
+        "_body",
+        "_complete",
+        "_extra",
+        "_feed",
+        "_framed",
+        "_head_bytes",
+        "_headers_complete",
+        "_keep_alive",
+        "_last",
+        "_last_bytes",
+        "_more",
+        "_parser",
+        "_pool",
+        "_received",
+        "_retry_after",
+        "_reused",
+        "_size",
+        "_status",
+        "_transport",
+        "_waiter",
+        "key",
+        "loop",
+        "problem",
+    )
+
+    def __init__(self, pool: Pool, key: Key, loop: asyncio.AbstractEventLoop) -> None:
+        self.key = key
+        self.loop = loop
+        self.problem: str | None = None  # why it can no longer be used
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._feed = self._parser.feed_data
+        self._transport: asyncio.Transport | None = None
+        self._waiter: Waiter | None = None
+        self._reused = False
+        self._received = 0
+        self._head_bytes = 0
+        self._complete = False
+        self._extra = False
+        self._headers_complete = False
+        self._framed = False
+        self._announced = False
+        self._keep_alive = False
+        self._last: Answer | None = None  # that came in one piece, this one:
+        self._last_bytes = b""
+        self._status = 0
+        self._retry_after: str | None = None
+        self._body = b""
+        self._more: list[bytes] | None = None
+        self._size = 0
+
+    # What the client does with it.
+
+    def send(self, message: bytes) -> Waiter:
+        waiter: Waiter = self.loop.create_future()
+        self._received = 0
+        self._head_bytes = 0
+        self._complete = False
+        self._extra = False
+        self._headers_complete = False
+        transport = self._transport
+        if transport is None or self.problem is not None:
+            # It was lost between the connect and now.
+            self._settle(waiter, self.problem or "connection closed before the answer")
+            return waiter
+        self._waiter = waiter
+        self._pool.writes.add(transport, message, self.loop)
+        return waiter
+
+    def abandon(self, waiter: Waiter) -> None:
+        """The request was given up. When its answer had come already, the connection is another's by now."""
+        if self._waiter is waiter:
+            self._waiter = None
+            self.drop("given up")
+
+    def drop(self, problem: str) -> None:
+        """Close at once. Nothing unsent matters any more, and a polite TLS farewell would only linger."""
+        if self.problem is None:
+            self.problem = problem
+        self._pool.unpark(self)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            self._settle(waiter, problem)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _settle(self, waiter: Waiter, problem: str) -> None:
+        if self._reused and not self._received:
+            waiter.set_result(STALE)
+        else:
+            waiter.set_result(Unreachable(problem))
+
+    # What the event loop tells it.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)
+        if self.problem is not None:
+            # It was given up while it was being made.
+            transport.abort()
+            return
+        self._pool.opened(self)
+        peer = transport.get_extra_info("peername")
+        if peer is None or not _same(peer[0], self.key[0]):
+            self.drop(f"connected to {peer[0] if peer else 'nobody'} instead of {self.key[0]}")
+            return
+        raw = transport.get_extra_info("socket")
+        if raw is not None:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiter is None:
+            # Nobody asked: whatever this is, it must not become the answer to the next request.
+            self.drop("unasked bytes")
+            return
+        if data == self._last_bytes and self._last is not None and not self._received:
+            # A receiver says the same over and over. The parser is between two answers, before and after this one.
+            self._hand_over(self._last)
+            return
+        self._received += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserUpgrade:
+            self.drop("malformed answer: it switches to another protocol")
+            return
+        except httptools.HttpParserError as exc:
+            if not self._complete:
+                self.drop(self.problem or f"malformed answer: {exc}")
+                return
+            self._extra = True
+        if self._complete:
+            answer = self._answer()
+            if self._received == len(data) <= REPEATED_BYTES_MAX:
+                self._last, self._last_bytes = answer, data
+            self._hand_over(answer)
+        elif not self._headers_complete and self._received > HEAD_BYTES_MAX:
+            self.drop(_HEAD_TOO_LARGE)
+        elif self._received > ANSWER_BYTES_MAX:
+            self.drop("malformed answer: too much around the body")
+
+    def eof_received(self) -> None:
+        self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc)
+        self._transport = None
+        self._pool.lost(self)
+
+    def _end(self, exc: Exception | None) -> None:
+        if self._waiter is not None and self._headers_complete and not self._framed and exc is None:
+            # Neither a length nor chunks: the end of the connection is the end of the body.
+            self._keep_alive = False
+            self._hand_over(self._answer())
+        elif exc is None:
+            self.drop("connection closed before the answer" + (" was complete" if self._received_any else ""))
+        else:
+            self.drop(why(exc) + " before the answer" + (" was complete" if self._received_any else ""))
+
+    @property
+    def _received_any(self) -> bool:
+        return self._waiter is not None and self._received > 0
+
+    def _answer(self) -> Answer:
+        body = self._body if self._more is None else b"".join(self._more)
+        if len(body) > BODY_BYTES_MAX:
+            body = body[:BODY_BYTES_MAX]
+        return Answer(self._status, self._retry_after, body)
+
+    def _hand_over(self, answer: Answer) -> None:
+        """Give the answer to who waits for it, then keep the connection or close it."""
+        waiter, self._waiter = self._waiter, None
+        assert waiter is not None
+        if not waiter.done():
+            waiter.set_result(answer)
+        transport = self._transport
+        if (
+            self._keep_alive
+            and not self._extra
+            and self.problem is None
+            and transport is not None
+            # An answer that came before the whole request was sent leaves the rest of it in the way of the next.
+            and not transport.get_write_buffer_size()
+        ):
+            self._reused = True
+            self._pool.park(self)
+        else:
+            self.drop("not kept")
+
+    # What the parser tells it.
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            self._extra = True
+            return
+        self._headers_complete = False
+        self._framed = False
+        self._announced = False
+        self._retry_after = None
+        self._body = b""
+        self._more = None
+        self._size = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        length = len(name)
+        self._head_bytes += length + len(value) + 4
+        if self._head_bytes > HEAD_BYTES_MAX:
+            self.problem = _HEAD_TOO_LARGE
+            raise ValueError(_HEAD_TOO_LARGE)
+        if self._complete or self._headers_complete:
+            return  # a trailer, or what follows the answer
+        if length == 14:
+            if name.lower() == b"content-length":
+                self._framed = True
+                self._announced = value != b"0"
+        elif length == 17:
+            if name.lower() == b"transfer-encoding":
+                self._framed = value.lower().rstrip().endswith(b"chunked")
+                self._announced = True
+        elif length == 11 and name.lower() == b"retry-after":
+            self._retry_after = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if self._complete:
+            return
+        parser = self._parser
+        self._headers_complete = True
+        self._status = status = parser.get_status_code()
+        self._keep_alive = parser.should_keep_alive()
+        if status < 200:
+            if status < 100:
+                self.problem = f"malformed answer: status {status}"
+                raise ValueError(self.problem)
+            self._headers_complete = False
+        elif status in (204, 304):
+            # These have no body whatever they announce; if one announces some, it may follow all the same.
+            self._complete = True
+            if self._announced:
+                self._keep_alive = False
+
+    def on_body(self, data: bytes) -> None:
+        if self._complete:
+            return
+        size = self._size
+        if size == 0:
+            self._body = data
+        elif self._more is None:
+            self._more = [self._body, data]
+        else:
+            self._more.append(data)
+        self._size = size = size + len(data)
+        if size > BODY_BYTES_MAX:
+            self._complete = True
+            self._keep_alive = False
+
+    def on_message_complete(self) -> None:
+        if self._headers_complete:
+            self._complete = True
+
+
+_HEAD_TOO_LARGE = f"malformed answer: more than {HEAD_BYTES_MAX // 1024} KiB of headers"
+
+
+def _same(one: str, other: str) -> bool:
+    return one == other or ipaddress.ip_address(one) == ipaddress.ip_address(other)
+
+
+def why(exc: Exception) -> str:
+    """A failure to connect, in words that a user can act on."""
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return f"TLS: {exc.verify_message or exc.reason}"
+    if isinstance(exc, ssl.SSLError):
+        return f"TLS: {(exc.reason or str(exc)).lower().replace('_', ' ')}"
+    if isinstance(exc, OSError) and exc.errno:
+        return os.strerror(exc.errno).lower()
+    return f"connection failed: {exc}" if str(exc) else "connection failed"
