@@ -11,6 +11,7 @@ from collections.abc import Callable
 from duetime.lifecycle import ATTEMPT_GRACE_MS
 from duetime.sharding import shard_of
 from tests.chaos.answers import Cutting, is_begin, is_put, is_record
+from tests.chaos.clients import Clients
 from tests.chaos.cluster import LEASE_SECONDS, SHARDS, Member
 from tests.chaos.lateness import Lateness, Whose
 from tests.chaos.launcher import set_offset
@@ -101,6 +102,51 @@ KILL = Scenario(
     times_brief=2,
     strike=_kill,
     measure=_measure_takeover,
+)
+
+
+# A namespace is paused, and an instance dies meanwhile.
+
+
+async def _set_paused(world: World, member: Member, paused: bool) -> None:
+    clients = Clients()
+    answer = await clients.ask(member.port, "PATCH", "/api/v1/namespaces/default", {"paused": paused})
+    clients.close()
+    assert answer is not None and answer.status == 200, answer
+
+
+async def _pause(world: World) -> None:
+    for repetition in range(world.options.times):
+        member, other, *_ = world.draw.sample(world.cluster.members, len(world.cluster.members))
+        await asyncio.sleep(world.draw.uniform(0.1, 1.0))
+        await _set_paused(world, other, True)
+        # What was begun before arrives or is given up by then.
+        quiet_ns = time.time_ns() + int((CALLBACK_TIMEOUT_SECONDS + world.options.noise_seconds) * SECOND_NS)
+        await asyncio.sleep(world.draw.uniform(0.5, 2.0))
+        from_ns = time.time_ns()
+        member.kill()
+        world.add_fault(await _stricken(world, member, "pause", from_ns))
+        await _taken_over(world, member)
+        await asyncio.sleep(max(0.0, quiet_ns - time.time_ns()) / SECOND_NS + 1.0)
+        until_ns = time.time_ns()
+        fired = [callback for callback in world.receiver.callbacks() if quiet_ns < callback.received_ns < until_ns]
+        if fired:
+            world.wrong.append(f"{len(fired)} callbacks of a paused namespace, the first: {fired[0]}")
+        [(parked,)] = await world.cluster.query("SELECT count(*) FROM duetime.timers WHERE parked > ''")
+        world.add("held back", parked)
+        await _set_paused(world, other, False)
+        await world.cluster.restart(member)
+        world.said(repetition)
+    if not world.figures["held back"]:
+        world.wrong.append("nothing was held back, so nothing was shown")
+
+
+PAUSE = Scenario(
+    name="pause",
+    promise="a namespace is paused and one instance killed: nothing fires until it goes on, and then nothing is lost",
+    times=20,
+    times_brief=2,
+    strike=_pause,
 )
 
 
@@ -386,4 +432,6 @@ JUMP = Scenario(
 )
 
 
-SCENARIOS = {scenario.name: scenario for scenario in (KILL, ROLL, POSTGRES, HANG, STOP, RACE, CUT, CUT_FENCED, JUMP)}
+SCENARIOS = {
+    scenario.name: scenario for scenario in (KILL, PAUSE, ROLL, POSTGRES, HANG, STOP, RACE, CUT, CUT_FENCED, JUMP)
+}
