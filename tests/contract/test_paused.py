@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import apsw
 import msgspec
+import pytest
 
 from duetime import lifecycle
 from duetime.model import Namespace, Status, Timer
@@ -134,6 +137,40 @@ async def test_a_second_pause_holds_back_what_is_left(store) -> None:
     assert (await store.begin(ALICE, held, 99)).timers == []
     await resume(store, east)
     assert ids((await store.begin(ALICE, held, 99)).timers) == ["t4", "t5", "t6", "t7", "t8", "t0"]
+
+
+@pytest.mark.parametrize("verb", ["page", "count"])
+async def test_sqlite_shows_each_once_while_it_is_being_parked(
+    tmp_path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """There it takes several statements, and a look may come between them."""
+    store = await sqlite(tmp_path, clock)
+    await paused_namespaces(store)
+    await with_timers(store, *of("east", spread(6, at=START - 50)))
+    held = await holding(store)
+    loop, looks = asyncio.get_running_loop(), 0
+
+    def traced(*arguments: Any) -> Any:
+        def look(_cursor: apsw.Cursor, sql: str, _bindings: object) -> bool:
+            nonlocal looks
+            if "parked > '' AND parked = :parked" in sql:  # the second statement; the first has been run
+                looks += 1
+                asyncio.run_coroutine_threadsafe(store.begin(ALICE, held, 99), loop).result(30)
+            return True
+
+        connection = connect(*arguments)
+        connection.exec_trace = look
+        return connection
+
+    connect = sqlite_file._connect
+    monkeypatch.setattr(sqlite_file, "_connect", traced)  # of readers, which are made when they are needed
+    filter = Filter(status=Status.PENDING, namespace="east")
+    if verb == "count":
+        assert await store.count(filter, 99) == 6
+    else:
+        assert ids((await store.page(filter, 99)).timers) == [f"t{n}" for n in range(6)]
+    assert looks == 1
+    await store.close()
 
 
 # What it costs.

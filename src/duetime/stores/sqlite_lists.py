@@ -44,8 +44,9 @@ def page(connection: Connection, filter: Filter, limit: int, after: Place | None
         timer, seq = row
         return seq if column == "seq" else getattr(timer, column), seq
 
-    walks = _walks(connection, filter, namespaces)
-    found = [row for walk in walks for row in _page_rows(connection, filter, walk, limit, after)]
+    with connection:  # one moment for all of them: meanwhile a timer may be parked
+        walks = _walks(connection, filter, namespaces)
+        found = [row for walk in walks for row in _page_rows(connection, filter, walk, limit, after)]
     if len(walks) > 1:
         found.sort(key=place, reverse=beyond == "<")
     timers = [timer for timer, _ in found[:limit]]
@@ -56,9 +57,10 @@ def count(connection: Connection, filter: Filter, most: int, namespaces: Collect
     """How many timers the filter matches, at most ``most``: along the same indexes as its page."""
     column, _, way = ORDERS[filter.order]
     found = 0
-    for where, bindings in _walks(connection, filter, namespaces):
-        source = f"SELECT 1 FROM timers WHERE {where} ORDER BY {_plus(filter)}{column} {way} LIMIT :left"
-        found += connection.execute(f"SELECT count(*) FROM ({source})", {**bindings, "left": most - found}).get
+    with connection:
+        for where, bindings in _walks(connection, filter, namespaces):
+            source = f"SELECT 1 FROM timers WHERE {where} ORDER BY {_plus(filter)}{column} {way} LIMIT :left"
+            found += connection.execute(f"SELECT count(*) FROM ({source})", {**bindings, "left": most - found}).get
     return found
 
 
