@@ -15,7 +15,7 @@ from duetime.model import Namespace, Status, Timer
 from duetime.store import Begun, Filter, Store
 from duetime.stores import postgres_statements as sql
 from duetime.stores import sqlite_file
-from duetime.stores.parking import PARK_MAX
+from duetime.stores.parking import PARK_MAX, RESUMED_MAX
 from tests.clocks import START, ManualClock
 from tests.contract.stores import postgres, sqlite
 from tests.contract.timers import ALICE, BOB, holding, ids, spread, timer, with_namespace, with_timers
@@ -171,6 +171,39 @@ async def test_sqlite_shows_each_once_while_it_is_being_parked(
         assert ids((await store.page(filter, 99)).timers) == [f"t{n}" for n in range(6)]
     assert looks == 1
     await store.close()
+
+
+async def test_attempts_that_were_lost_in_a_pause_stand_in_nobodys_way(store, clock: ManualClock) -> None:
+    east = await with_namespace(store, "east")
+    lost = of("east", spread(20, at=START - 50))
+    await with_timers(store, *lost)
+    held = await holding(store)
+    assert len((await store.begin(ALICE, held, 99)).timers) == 20
+    assert await store.swap_namespace(east, paused := msgspec.structs.replace(east, paused=True))
+    held = await holding(store)
+    clock.advance(10**6)
+    await with_timers(store, *spread(3, at=START), timer("later", at=clock.now() + 7))
+    begun = await store.begin(ALICE, held, 5)
+    assert (ids(begun.timers), begun.next_at) == (["t0", "t1", "t2"], clock.now() + 7)
+    assert await store.swap_namespace(paused, east)
+    assert len((await store.begin(ALICE, held, 99)).timers) == 20
+
+
+async def test_many_namespaces_that_go_on_are_taken_a_few_at_a_time(store) -> None:
+    names = [f"n{n:02}" for n in range(2 * RESUMED_MAX + 3)]
+    namespaces = [await with_namespace(store, name, paused=True) for name in names]
+    for place, name in enumerate(names):
+        await with_timers(store, *of(name, spread(3, at=START - 50 - place, prefix=name)))
+    held = await holding(store)
+    assert (await store.begin(ALICE, held, 500)).timers == []
+    for namespace in namespaces[1:]:
+        await resume(store, namespace)
+    found = await looks(store, held)
+    assert len(found) <= LOOKS_MAX
+    begun = [t for look in found for t in look.timers]
+    assert sorted(ids(begun)) == sorted(f"{name}{n}" for name in names[1:] for n in range(3))
+    assert {t.namespace for t in found[0].timers} >= set(names[-RESUMED_MAX:])  # the oldest first
+    assert found[-1].next_at is None
 
 
 # What it costs.

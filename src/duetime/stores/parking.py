@@ -9,8 +9,11 @@ others, and whatever is done to it ends its being parked.
 from __future__ import annotations
 
 PARK_MAX = 5_000
-"""How many due timers a look reads beyond what it was asked for while a namespace is paused, and so how many it parks:
-more would keep the others waiting."""
+"""How many due timers a look reads beyond what it was asked for once it has met one of a paused namespace, and so how
+many it parks: more would keep the others waiting."""
+
+RESUMED_MAX = 16
+"""From how many namespaces that go on a look takes what is parked: those with the oldest, if it is more of them."""
 
 PARKED_IN = """
     parked_in (name) AS (

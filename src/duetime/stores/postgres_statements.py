@@ -5,9 +5,8 @@ under way, judges owner and version by what it left, and keeps the next claim ou
 condition without the lock, or with a weaker one, reads the owner of a moment ago and lets a stale one write.
 
 Shards are locked in their order, then instances and timers, counts last; where two CTEs could run in either order, one
-asks the other how many there are. (A begin may park timers after it has counted: they are of other namespaces than what
-it counts.) Two statements that change several timers have no timer in common, since each is of one owner's shards. So
-no two wait for each other in a circle.
+asks the other how many there are. Two statements that change several timers have no timer in common, since each is of
+one owner's shards. So no two wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from duetime.lifecycle import ATTEMPT_GRACE_MS
-from duetime.stores.parking import PARK_MAX, PARKED, PARKED_IN
+from duetime.stores.parking import PARK_MAX, PARKED, PARKED_IN, RESUMED_MAX
 from duetime.stores.postgres_rows import END, FIRST, FIXED, NEW, STATE, TIMER
 
 BEGIN_MAX = 1_000
@@ -101,11 +100,10 @@ SWAPS = {
 _CANDIDATE = (
     "ctid AS at, shard, revision, status, fire_at, seq, octet_length(definition) + octet_length(attempts) AS bytes"
 )
-_DUE = """fire_at <= (SELECT now FROM clock)
-            AND (SELECT versions FROM held)[shard + 1] >= 0
-            AND (status = 'pending' OR version <> (SELECT versions FROM held)[shard + 1]
-                 AND (deadline_at <= (SELECT now FROM clock) OR $5))"""
-_PAUSED = "namespace = ANY ((SELECT names FROM paused)::text[])"
+_HELD = "(SELECT versions FROM held)[shard + 1]"
+_DUE = f"fire_at <= (SELECT now FROM clock) AND {_HELD} >= 0"
+_LOST = f"version <> {_HELD} AND (deadline_at <= (SELECT now FROM clock) OR $5)"
+_PAUSED = "namespace IN (SELECT name FROM paused)"
 
 # $1: owner, $2: held version of each shard or -1, $3: limit, $4: now, $5: whether lost attempts wait for no deadline.
 BEGIN = f"""
@@ -115,26 +113,36 @@ BEGIN = f"""
                          ORDER BY shard) AS versions
         FROM shards
     ),
-    paused AS MATERIALIZED (
-        SELECT coalesce(array_agg(name), '{{}}') AS names,
-            least($3, {BEGIN_MAX}) + CASE WHEN count(*) = 0 THEN 0 ELSE {PARK_MAX} END AS reach
-        FROM namespaces WHERE paused
+    paused AS MATERIALIZED (SELECT name FROM namespaces WHERE paused),
+    reach AS MATERIALIZED (  -- further than it is asked to only past what it will park
+        SELECT least($3, {BEGIN_MAX}) + CASE WHEN EXISTS (SELECT FROM paused) AND (
+            SELECT bool_or(paused) FROM (
+                SELECT {_PAUSED} AS paused FROM timers WHERE {_DUE} AND status = 'pending' AND parked = ''
+                ORDER BY fire_at, seq LIMIT {BEGIN_MAX}
+            ) AS first
+        ) THEN {PARK_MAX} ELSE 0 END AS timers
     ),
     met AS MATERIALIZED (
         SELECT * FROM (
             SELECT {_CANDIDATE}, {_PAUSED} AS paused
-            FROM timers WHERE {_DUE} AND parked = ''
+            FROM timers WHERE {_DUE} AND (status = 'pending' OR {_LOST} AND NOT {_PAUSED}) AND parked = ''
             ORDER BY fire_at, seq LIMIT {BEGIN_MAX + PARK_MAX}
-        ) AS reachable LIMIT (SELECT reach FROM paused)
+        ) AS reachable LIMIT (SELECT timers FROM reach)
     ),
     {PARKED_IN},
+    resumed AS MATERIALIZED (
+        SELECT name FROM parked_in CROSS JOIN LATERAL (
+            SELECT fire_at FROM timers WHERE {PARKED} name AND {_DUE} ORDER BY fire_at, seq LIMIT 1
+        ) AS first
+        WHERE name NOT IN (SELECT name FROM paused) ORDER BY fire_at LIMIT {RESUMED_MAX}
+    ),
     oldest AS MATERIALIZED (
         (SELECT * FROM met WHERE NOT paused LIMIT $3)
         UNION ALL
-        SELECT resumed.*, false FROM parked_in CROSS JOIN LATERAL (
-            SELECT {_CANDIDATE} FROM timers WHERE {PARKED} name AND {_DUE} ORDER BY fire_at, seq LIMIT {BEGIN_MAX}
-        ) AS resumed
-        WHERE name <> ALL ((SELECT names FROM paused)::text[])
+        SELECT each.*, false FROM resumed CROSS JOIN LATERAL (
+            SELECT {_CANDIDATE} FROM timers WHERE {PARKED} name AND {_DUE} AND (status = 'pending' OR {_LOST})
+            ORDER BY fire_at, seq LIMIT {BEGIN_MAX}
+        ) AS each
     ),
     due AS MATERIALIZED (
         SELECT * FROM (
@@ -145,18 +153,16 @@ BEGIN = f"""
     next AS MATERIALIZED (  -- of interest only when that is everything, so it never walks through a backlog
         SELECT number, CASE WHEN number IS NOT NULL THEN least(
             (SELECT fire_at FROM timers
-             WHERE fire_at > (SELECT now FROM clock) AND (SELECT versions FROM held)[shard + 1] >= 0
-             AND parked = ''
+             WHERE fire_at > (SELECT now FROM clock) AND {_HELD} >= 0 AND parked = ''
              ORDER BY fire_at LIMIT 1),
             (SELECT min(deadline_at) FROM timers
-             WHERE fire_at <= (SELECT now FROM clock) AND deadline_at > (SELECT now FROM clock)
-             AND status = 'executing' AND (SELECT versions FROM held)[shard + 1] >= 0
-             AND version <> (SELECT versions FROM held)[shard + 1] AND NOT $5
-             AND parked = '' AND NOT {_PAUSED})
+             WHERE {_DUE} AND deadline_at > (SELECT now FROM clock) AND status = 'executing'
+             AND version <> {_HELD} AND NOT $5 AND parked = '' AND NOT {_PAUSED})
         ) END AS at
         FROM (
             SELECT CASE WHEN count(*) < least($3, {BEGIN_MAX})
-                AND (SELECT count(*) FROM met) < (SELECT reach FROM paused) THEN count(*) END AS number
+                AND (SELECT count(*) FROM met) < (SELECT timers FROM reach)
+                AND (SELECT count(*) FROM resumed) < {RESUMED_MAX} THEN count(*) END AS number
             FROM oldest
         ) AS everything
     ),
@@ -170,6 +176,7 @@ BEGIN = f"""
         UPDATE timers SET parked = namespace FROM met
         WHERE timers.ctid = met.at AND timers.revision = met.revision AND met.paused AND met.status = 'pending'
         AND met.shard = ANY (ARRAY(SELECT shard FROM fence))
+        RETURNING 1
     ),
     begun AS (
         UPDATE timers SET
@@ -185,6 +192,7 @@ BEGIN = f"""
         FROM clock, due
         WHERE timers.ctid = due.at AND timers.revision = due.revision
         AND due.shard = ANY (ARRAY(SELECT shard FROM fence))  -- a join would be planned as if one timer were due
+        AND (SELECT count(*) FROM put_aside) >= 0
         RETURNING {", ".join(f"timers.{name}" for name in TIMER.split(", "))}, timers.seq, due.status AS status_before
     ), {
     _counted('''

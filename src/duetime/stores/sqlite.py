@@ -91,7 +91,7 @@ class SqliteStore:
         return await self._file.read(lambda c: lists.count(c, filter, most, [n.name for n in _namespaces(c)]))
 
     async def forecast(self, bounds: Sequence[int], most: int) -> list[int]:
-        return await self._file.read(lambda c: lists.forecast(c, bounds, most))
+        return await self._file.read(lambda c: lists.forecast(c, bounds, most, self._clock.now()))
 
     async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Standing:
         return await self._file.write(self._renew, (owner_id, lease_ms, about))

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from duetime.stores.parking import PARK_MAX, PARKED
+from duetime.stores.parking import PARK_MAX, PARKED, RESUMED_MAX
 from duetime.stores.sqlite_rows import Connection, encode, names, parked_in
 
 Found = list[tuple[int, int]]
@@ -34,16 +34,18 @@ class Look:
 
     def due(self) -> Found:
         """What is pending and due, oldest first. What is met of paused namespaces on the way is parked."""
-        reach = self._limit + PARK_MAX if self._paused else self._limit
-        due = self._find(f"{_DUE} AND parked = ''", "fire_at", reach)
-        self.full = len(due) == reach
-        if due and self._paused:
-            parked = self._park([seq for _, seq in due])
+        due = self._met(self._limit)
+        if due and self._paused and self._park(due):
+            due = self._met(self._limit + PARK_MAX)
+            parked = self._park(due)
             due = [place for place in due if place[1] not in parked]
-        for name in parked_in(self._connection) - self._paused:
-            due += self._find(f"{_DUE} AND {PARKED} :name", "fire_at", self._limit, name)
-            due.sort()
-        return due[: self._limit]
+        oldest = sorted(
+            (found, name) for name in parked_in(self._connection) - self._paused if (found := self._parked(name, 1))
+        )
+        self.full |= len(oldest) > RESUMED_MAX
+        for _, name in oldest[:RESUMED_MAX]:
+            due += self._parked(name, self._limit)
+        return sorted(due)[: self._limit]
 
     def lost(self) -> Found:
         """Attempts that an older version of their shard began, and whose deadline has passed."""
@@ -68,6 +70,14 @@ class Look:
         ).get
         return at
 
+    def _met(self, reach: int) -> Found:
+        due = self._find(f"{_DUE} AND parked = ''", "fire_at", reach)
+        self.full = len(due) == reach
+        return due
+
+    def _parked(self, name: str, limit: int) -> Found:
+        return self._find(f"{_DUE} AND {PARKED} :name", "fire_at", limit, name)
+
     def _find(self, condition: str, order: str, limit: int, name: str = "") -> Found:
         return _found_decoder.decode(
             self._connection.execute(
@@ -77,11 +87,11 @@ class Look:
             ).get
         )
 
-    def _park(self, seqs: list[int]) -> set[int]:
-        """Park those of the timers with these rowids that are of paused namespaces; say which."""
+    def _park(self, due: Found) -> set[int]:
+        """Park those of these timers that are of paused namespaces; say which."""
         rows = self._connection.execute(
             "UPDATE timers SET parked = namespace "
             f"WHERE seq IN (SELECT value FROM json_each(:seqs)) AND {_PAUSED} RETURNING seq",
-            {**self._bindings, "seqs": encode(seqs).decode()},
+            {**self._bindings, "seqs": encode([seq for _, seq in due]).decode()},
         )
         return {seq for (seq,) in rows.fetchall()}

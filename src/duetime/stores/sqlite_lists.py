@@ -64,15 +64,16 @@ def count(connection: Connection, filter: Filter, most: int, namespaces: Collect
     return found
 
 
-def forecast(connection: Connection, bounds: Sequence[int], most: int) -> list[int]:
-    """How many pending timers are due from each bound up to the next, each at most ``most``, in one statement."""
+def forecast(connection: Connection, bounds: Sequence[int], most: int, now: int) -> list[int]:
+    """How many pending timers are due from each bound up to the next, each at most ``most``, in one statement. What is
+    parked was due by now."""
     due = "fire_at >= json_extract(value, '$[0]') AND fire_at < json_extract(value, '$[1]')"
     pending = f"SELECT 1 FROM timers WHERE status = 'pending' AND parked = '' AND {due}"
-    parked = f"SELECT 1 FROM parked_in JOIN timers ON {PARKED} name WHERE {due}"
+    parked = f"SELECT 1 FROM parked_in JOIN timers ON {PARKED} name WHERE json_extract(value, '$[0]') <= :now AND {due}"
     counted = f"SELECT count(*) FROM ({pending} UNION ALL {parked} LIMIT :most)"
     found = connection.execute(
         f"WITH RECURSIVE {PARKED_IN} SELECT json_group_array(({counted})) FROM json_each(:spans)",
-        {"spans": encode(list(pairwise(bounds))).decode(), "most": most},
+        {"spans": encode(list(pairwise(bounds))).decode(), "most": most, "now": now},
     ).get
     return _counts_decoder.decode(found)
 
