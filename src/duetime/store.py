@@ -223,7 +223,7 @@ class Store(Protocol):
 
         Due is a pending timer whose ``fire_at`` has come, and an executing one that an older version of its shard
         began and whose deadline has passed. Each goes through ``lifecycle.begin``. Paused namespaces are left out;
-        what is due in them costs the first look that meets it, and none after.
+        what is pending and due in them costs the first look that meets it, and none after.
         """
 
     async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
