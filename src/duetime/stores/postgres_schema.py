@@ -4,8 +4,8 @@ A live timer is a row of ``timers``, a final one a row of ``history``: so the ta
 stays as small as what is pending, and history is dropped a slice of time at a time instead of being vacuumed.
 
 - No index of ``timers`` has a column that begins and retries change, other than ``fire_at`` (and ``parked``, of the
-  few that are): a begin is a HOT update, which costs no index entry and is cleaned up without a vacuum. That is why ``status`` is in no index, not even as a
-  condition of one.
+  few that are): a begin is a HOT update, which costs no index entry and is cleaned up without a vacuum. That is why
+  ``status`` is in no index, not even as a condition of one.
 - ``timers_due`` leaves out what paused namespaces hold back, which is in ``timers_parked``.
 - The order of creation is an index by namespace, and a page over all namespaces is merged from a page of each.
 - ``slices`` names the partitions of ``history``; a row belongs to the slice in which the store wrote it.
