@@ -64,12 +64,15 @@ lock: ## write the lock files anew from pyproject.toml and requirements-bench.in
 clean: ## remove what was set up
 	rm -rf $(VENV) $(VENV_BENCH) bench/peers/node_modules .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
+# A lock file names all there is to install. Told to look for nothing else, pip asks for no versions that it does not name.
+INSTALL := pip install -q --disable-pip-version-check --require-hashes --no-deps -r
+
 # A venv for running, and what developing adds to it. The package itself is linked, so a change needs no new install.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Duetime needs Python 3.11 or newer, not " + sys.version.split()[0] + ": make run PYTHON=/path/to/python3.11")'
 	@echo "setting up $(VENV) (once) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m $(INSTALL) requirements.lock
 	@$(BIN)/python -c 'import sysconfig, pathlib; pathlib.Path(sysconfig.get_path("purelib"), "duetime.pth").write_text(str(pathlib.Path("src").resolve()))'
 	@printf '#!%s\nimport sys\nfrom duetime.cli import main\nsys.exit(main())\n' "$(abspath $(BIN))/python" > $(BIN)/duetime
 	@chmod +x $(BIN)/duetime
@@ -95,7 +98,7 @@ chromium:
 
 $(READY_DEV): $(READY) requirements-dev.lock
 	@echo "setting up the tools of developers (once) ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@$(BIN)/python -m $(INSTALL) requirements-dev.lock
 	@test -x $(POSTGRES15) || ! command -v apt-get > /dev/null || test "$$(id -u)" != 0 || $(MAKE) -s postgres15 || \
 	  echo "PostgreSQL 15 could not be installed: the tests that need it will be skipped"
 	@test -x $(CHROMIUM) || ! command -v apt-get > /dev/null || test "$$(id -u)" != 0 || $(MAKE) -s chromium || \
@@ -109,6 +112,6 @@ $(READY_BENCH): requirements-bench.lock bench/peers/package-lock.json
 	@{ command -v redis-server && command -v wrk; } > /dev/null || ! command -v apt-get > /dev/null || test "$$(id -u)" != 0 || \
 	  { apt-get update -qq && $(APT_INSTALL) redis-server wrk > /dev/null; } || echo "Redis and wrk could not be installed"
 	@{ test -x $(VENV_BENCH)/bin/python || $(PYTHON) -m venv $(VENV_BENCH); } && echo "*" > $(VENV_BENCH)/.gitignore && \
-	  $(VENV_BENCH)/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-bench.lock && \
+	  $(VENV_BENCH)/bin/python -m $(INSTALL) requirements-bench.lock && \
 	  (cd bench/peers && PATH="$(abspath $(VENV_BENCH))/bin:$$PATH" npm ci --silent --no-audit --no-fund) && touch $@ || \
 	  echo "the peers of the benchmark could not be installed: it is run without them"

@@ -51,7 +51,7 @@ def test_a_namespace_is_made_and_changed(open_page: Callable[..., Watched], serv
     dialog.get_by_role("button", name="Copy the secret").click()
     assert page.evaluate("navigator.clipboard.readText()") == shown
     dialog.get_by_role("button", name="Close").click()
-    expect(dialog).to_have_count(0)
+    expect(page.locator("dialog")).to_have_count(0)  # gone, and not only closed
     assert shown not in page.content()
     [secret] = there()["secrets"]
     page.get_by_role("button", name=f"Delete secret {secret['id']}").click()
