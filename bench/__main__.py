@@ -53,7 +53,7 @@ class Turn(NamedTuple):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="everything, in rounds: three quarters of an hour")
+    parser.add_argument("--full", action="store_true", help="everything, in rounds: about half an hour")
     parser.add_argument("--rounds", type=int, help=f"[1; with --full {ROUNDS}, and {ROUNDS_LONG} of what takes long]")
     parser.add_argument(
         "--only", choices=(*OURS, PEERS), action="append", help="run this one alone; may be repeated; no report"

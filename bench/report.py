@@ -62,7 +62,7 @@ as it comes), every callback is a real HTTP request, and all guards and fences a
 ```
 make bench            # about six minutes
 make bench ROUNDS=2   # twice as long, and half as noisy
-make bench-full       # three quarters of an hour: more rounds, ten million pending timers, the peers in full
+make bench-full       # about half an hour: more rounds, ten million pending timers, the peers in full
 ```
 
 `docs/benchmarks.json` has the raw figures, from which `python -m bench.report` makes this page. One measurement \
@@ -75,7 +75,7 @@ what is busy with one fits the machine, so bar 7 is judged where at most {busy} 
 has leases of {lease} instead of 10 s, so that they have shared the shards out soon after the start.
 """
 _QUICK = " This was the quick form: {rounds}, and the slow peers with fewer timers."
-_ROUNDS = "one round, two where a bar is a tenth"
+_ROUNDS = "one round"
 _PEERS = """\
 What a user would pick otherwise, doing the same job: a durable "POST this JSON to that URL at T", set up as its own \
 documents recommend. {count:,} timers are due at one instant, fewer for those that would take long, as the table says; \
