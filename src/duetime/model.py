@@ -124,8 +124,11 @@ _UUID_HASH = blake2b(digest_size=16, person=b"duetime-timer")
 _DELIVERY_HASH = blake2b(digest_size=16, person=b"duetime-delivery")
 
 
-class Timer(Struct, frozen=True, kw_only=True, array_like=True):
-    """One promise: call this target, with this payload, at this time. As JSON, which stores use, it is an array."""
+class Timer(Struct, frozen=True, array_like=True):
+    """One promise: call this target, with this payload, at this time. As JSON, which stores use, it is an array.
+
+    Who makes many gives the fields in their order: twenty names cost three times as much as all the rest of it.
+    """
 
     namespace: str
     id: str
@@ -166,7 +169,7 @@ class Timer(Struct, frozen=True, kw_only=True, array_like=True):
         return f"{h[:8]}-{h[8:12]}-5{h[13:16]}-a{h[17:20]}-{h[20:]}"  # a name-based UUID, spelled out: it is hot
 
 
-_ID_UUID = re.compile(r"([0-9A-Fa-f]{8})-([0-9A-Fa-f]{2})[0-9A-Fa-f]{2}(-[0-9A-Fa-f]{4}){3}[0-9A-Fa-f]{8}").fullmatch
+_UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){4}[0-9A-Fa-f]{8}").fullmatch
 
 
 def timer_uuid(namespace: str, id: str) -> bytes:
@@ -177,8 +180,8 @@ def timer_uuid(namespace: str, id: str) -> bytes:
     """
     hashed = _UUID_HASH.copy()
     hashed.update(f"{namespace}\0{id}".encode())
-    begins = _ID_UUID(id)
-    return bytes.fromhex(begins[1] + begins[2]) + hashed.digest()[:11] if begins else hashed.digest()
+    digest = hashed.digest()
+    return bytes.fromhex(id[:8] + id[9:11]) + digest[:11] if len(id) == 36 and _UUID(id) else digest
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

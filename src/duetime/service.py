@@ -129,13 +129,14 @@ class Service:
         places = [self._deliverers[type(target)].destination(target) for target in targets]
         refused = await self._refused_targets(dict(zip(places, targets, strict=True)))
         answers: list[tuple[Timer, bool] | DuetimeError] = []
+        now = self.clock.now()
         for new, place in zip(news, places, strict=True):
             if place in refused:
                 answers.append(refused[place])
                 continue
             try:
                 namespace = self._namespaces.get(new.namespace) or await self._namespace_for(new.namespace)
-                answers.append((self._timer(new, namespace), True))
+                answers.append((self._timer(new, namespace, now), True))
             except DuetimeError as error:
                 answers.append(error)
         timers = [answer[0] for answer in answers if isinstance(answer, tuple)]
@@ -196,25 +197,17 @@ class Service:
         raise StoreUnavailable("the timer keeps changing; try again")
 
     async def _made(self, new: NewTimer) -> Timer:
-        return self._timer(new, self._namespaces.get(new.namespace) or await self._namespace_for(new.namespace))
+        namespace = self._namespaces.get(new.namespace) or await self._namespace_for(new.namespace)
+        return self._timer(new, namespace, self.clock.now())
 
-    def _timer(self, new: NewTimer, namespace: Namespace) -> Timer:
-        now = self.clock.now()
+    def _timer(self, new: NewTimer, namespace: Namespace, now: int) -> Timer:
         id = new.id or next(self._new_ids)
-        revision = getrandbits(REVISION_BITS)
+        shard = shard_of(namespace.name, id, namespace_shards=namespace.shards, shards=self._store.shards)
+        execute_at = fire_at = new.execute_at
+        revision = firing = getrandbits(REVISION_BITS)
         return Timer(
-            namespace=new.namespace,
-            id=id,
-            shard=shard_of(new.namespace, id, namespace_shards=namespace.shards, shards=self._store.shards),
-            definition=new.definition,
-            execute_at=new.execute_at,
-            fire_at=new.execute_at,
-            created_at=now,
-            updated_at=now,
-            revision=revision,
-            firing=revision,
-            fingerprint=new.fingerprint,
-            correlation_id=new.correlation_id,
+            *(namespace.name, id, shard, new.definition, execute_at, fire_at, now, now, revision, firing),
+            *(new.fingerprint, new.correlation_id),
         )
 
     async def check_target(self, target: Target) -> None:
@@ -438,12 +431,15 @@ _VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 def new_ids(clock: Clock) -> Iterator[str]:
     """UUIDs that begin with the time, so that those of timers that are made together lie together in an index; the rest
     is random. Asking the system for it costs more than all the rest: it is asked for many."""
+    at, begins = -1, ""
     while True:
         drawn = os.urandom(10 * IDS_AT_ONCE).hex()
         for start in range(0, len(drawn), 20):
+            if at != (now := clock.now()):
+                at, t = now, f"{now:012x}"
+                begins = f"{t[:8]}-{t[8:]}-4"
             h = drawn[start : start + 20]
-            t = f"{clock.now():012x}"
-            yield f"{t[:8]}-{t[8:]}-4{h[1:4]}-{_VARIANTS[h[4]]}{h[5:8]}-{h[8:]}"
+            yield f"{begins}{h[1:4]}-{_VARIANTS[h[4]]}{h[5:8]}-{h[8:]}"
 
 
 def _counted(number: int) -> Counted:

@@ -239,7 +239,7 @@ class DurableDoor:
     async def create(self, request: Request) -> Response:
         asked = await self._read(request, schema.CreateTimer)
         new = self._new(asked)
-        if not self._is_ahead(asked, new.execute_at):
+        if not _is_ahead(asked, new.execute_at, self._service.clock.now()):
             return _ok(await self._earlier(new))
         timer, fresh = await self._service.create(new)
         self._telemetry.created("durable", int(fresh))
@@ -264,12 +264,13 @@ class DurableDoor:
         body = await request.body(self._batch_bytes_max)
         results: list[schema.BatchResult | None] = []
         news: list[NewTimer] = []
+        now = self._service.clock.now()
         for asked in self._asked(body):
             try:
                 if isinstance(asked, InvalidInput):
                     raise asked
                 new = self._new(asked)
-                if self._is_ahead(asked, new.execute_at):
+                if _is_ahead(asked, new.execute_at, now):
                     news.append(new)
                     results.append(None)
                 else:
@@ -470,13 +471,14 @@ class DurableDoor:
         at = None if asked.execute_at is None else parse_time(asked.execute_at, "executeAt")
         return at, at
 
-    def _is_ahead(self, asked: schema.Changes, execute_at: int | None) -> bool:
-        # A delay is from now on, even if now is past by a moment.
-        return asked.delay is not None or execute_at is None or execute_at > self._service.clock.now()
-
     def _check_ahead(self, asked: schema.Changes, execute_at: int | None) -> None:
-        if not self._is_ahead(asked, execute_at):
+        if not _is_ahead(asked, execute_at, self._service.clock.now()):
             raise _not_ahead()
+
+
+def _is_ahead(asked: schema.Changes, execute_at: int | None, now: int) -> bool:
+    # A delay is from now on, even if now is past by a moment.
+    return asked.delay is not None or execute_at is None or execute_at > now
 
 
 def _not_ahead() -> InvalidInput:

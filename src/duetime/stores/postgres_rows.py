@@ -32,6 +32,8 @@ FIRST = {
 
 TIMER = ", ".join(Timer.__struct_fields__)
 """What to select for ``timer_of``."""
+_WIDTH = len(Timer.__struct_fields__)
+_DEFINITION, _STATUS, _ATTEMPTS = map(Timer.__struct_fields__.index, ("definition", "status", "attempts"))
 
 
 def new(timer: Timer) -> tuple[Any, ...]:
@@ -62,28 +64,9 @@ def end(timer: Timer) -> tuple[Any, ...]:
 
 
 def timer_of(row: Any) -> Timer:
-    """The timer of a row that begins with the columns ``TIMER``. Spelled out: it is hot."""
-    return Timer(
-        namespace=row[0],
-        id=row[1],
-        shard=row[2],
-        definition=_definition(row[3]),
-        execute_at=row[4],
-        fire_at=row[5],
-        created_at=row[6],
-        updated_at=row[7],
-        revision=row[8],
-        firing=row[9],
-        fingerprint=row[10],
-        correlation_id=row[11],
-        status=_statuses[row[12]],
-        attempt=row[13],
-        failures=row[14],
-        lost=row[15],
-        last_error=row[16],
-        started_at=row[17],
-        executed_at=row[18],
-        deadline_at=row[19],
-        version=row[20],
-        attempts=_attempts(row[21]) if row[21] != "[]" else (),
-    )
+    """The timer of a row that begins with the columns ``TIMER``."""
+    values = list(row[:_WIDTH])
+    values[_DEFINITION] = _definition(values[_DEFINITION])
+    values[_STATUS] = _statuses[values[_STATUS]]
+    values[_ATTEMPTS] = _attempts(values[_ATTEMPTS]) if values[_ATTEMPTS] != "[]" else ()
+    return Timer(*values)
