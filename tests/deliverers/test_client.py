@@ -684,6 +684,27 @@ def test_a_receiver_that_drips_is_cut_off_by_the_callers_limit(
     run(main())
 
 
+def test_the_limit_of_a_request_ends_with_its_answer(run: Callable[..., Any], Peer: Any) -> None:
+    async def script(line: Any) -> None:
+        await line.answer(OK)
+        await line.request()
+        await asyncio.sleep(0.15)  # beyond the limit of the first
+        await line.send(OK)
+        await line.closed()
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(script) as peer:
+            until = asyncio.get_running_loop().time() + 0.05
+            await client.request(url_of(peer), [peer.host], REQUEST, until)
+            [connection] = client._connections
+            await client.request(url_of(peer), [peer.host], REQUEST)
+            assert client._connections == {connection}
+        await client.close()
+
+    run(main())
+
+
 def test_a_canceled_request_closes_its_connection(run: Callable[..., Any], Peer: Any) -> None:
     arrived = []
 
@@ -971,9 +992,10 @@ def test_a_handshake_that_hangs_is_cut_off_and_closed(run: Callable[..., Any], P
     async def main() -> None:
         client = HttpClient()
         async with Peer(script) as peer:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await client.request(url_of(peer, "https"), [peer.host], REQUEST)
+            until = asyncio.get_running_loop().time() + 0.05
+            async with asyncio.timeout(10):
+                with pytest.raises(TimeoutError):
+                    await client.request(url_of(peer, "https"), [peer.host], REQUEST, until)
         await client.close()
 
     run(main())

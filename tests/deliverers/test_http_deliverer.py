@@ -395,8 +395,7 @@ def test_limits_of_any_length_are_reached_in_their_order_and_leave_nothing_behin
 
             assert (await deliverer.deliver(timer_for(f"http://127.0.0.1:{other.port}/"), 60_000)).status == 200
             await asyncio.gather(*map(attempt, (300, 100, 200, 0)))
-            deadlines = deliverer._deadlines
-            assert deadlines is not None
+            deadlines = deliverer._client.deadlines
             assert not any(deadlines._buckets.values())
             # The bucket of the first attempt was empty when the last limit was reached, so nothing is waited for.
             assert deadlines._alarm is None
@@ -407,23 +406,26 @@ def test_limits_of_any_length_are_reached_in_their_order_and_leave_nothing_behin
     assert reached == [0, 100, 200, 300]
 
 
-def test_a_limit_is_never_reached_early(run: Callable[..., Any]) -> None:
+def test_a_limit_is_never_reached_early_and_only_by_who_is_still_there(run: Callable[..., Any]) -> None:
+    class Waiting:
+        def __init__(self) -> None:
+            self.reached: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+        def expire(self) -> None:
+            self.reached.set_result(asyncio.get_running_loop().time())
+
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        deadlines = Deadlines(loop)
-
-        async def wait(timeout_ms: int) -> float:
-            started = loop.time()
-            deadline = deadlines.begin(timeout_ms)
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.sleep(10)
-            assert deadline.reached()
-            return loop.time() - started
-
-        limits = range(0, 100, 7)
-        waits = await asyncio.gather(*map(wait, limits))
-        # The loop's clock counts milliseconds; a difference of two floats may lack some billionth of one.
-        assert all(round(waited * 1000) >= limit for waited, limit in zip(waits, limits, strict=True))
+        deadlines = Deadlines()
+        limits = [loop.time() + ms / 1000 for ms in range(0, 100, 7)]
+        waiting, gone = [Waiting() for _ in limits], [Waiting() for _ in limits]
+        for one, other, limit in zip(waiting, gone, limits, strict=True):
+            deadlines.enter(one, limit, loop)
+            deadlines.enter(other, limit, loop).discard(other)
+        for one, limit in zip(waiting, limits, strict=True):
+            # The loop's clock counts milliseconds; a difference of two floats may lack some billionth of one.
+            assert round((await one.reached - limit) * 1000) >= 0
+        assert not any(other.reached.done() for other in gone)
         deadlines.close()
 
     run(main())
@@ -431,24 +433,29 @@ def test_a_limit_is_never_reached_early(run: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("from_outside", [False, True])
 def test_a_cancellation_from_outside_is_not_swallowed_by_a_limit_reached_in_the_same_round(
-    run: Callable[..., Any], from_outside: bool
+    run: Callable[..., Any], Peer: Any, clock: Any, from_outside: bool
 ) -> None:
+    arrived = asyncio.Event()
+
+    async def script(line: Any) -> None:
+        await line.request()
+        arrived.set()
+        await line.closed()
+
     async def main() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        deadlines = Deadlines(asyncio.get_running_loop())
-        deadline = deadlines.begin(10_000)
-        deadline.expire()
-        if from_outside:
-            task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.sleep(0)
-        assert deadline.reached() is not from_outside
-        assert task.cancelling() == from_outside
-        deadline.lift()
-        deadlines.close()
-        if from_outside:
-            task.uncancel()
+        deliverer = deliverer_for(clock)
+        async with Peer(script) as peer:
+            task = asyncio.create_task(deliverer.deliver(timer_for(f"http://127.0.0.1:{peer.port}/"), 10_000))
+            await arrived.wait()
+            [connection] = deliverer._client._connections
+            connection.expire()
+            if from_outside:
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            else:
+                assert (await task).kind is OutcomeKind.TIMED_OUT
+        await deliverer.close()
 
     run(main())
 

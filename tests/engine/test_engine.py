@@ -12,7 +12,7 @@ import pytest
 from duetime.engine.engine import Engine, EngineOptions
 from duetime.engine.recorder import BATCH_MAX
 from duetime.errors import StoreIndeterminate, StoreUnavailable
-from duetime.lifecycle import LOST_MAX
+from duetime.lifecycle import ATTEMPT_GRACE_MS, LOST_MAX
 from duetime.model import Definition, HttpTarget, Outcome, OutcomeKind, RetryPolicy, Status, Target, Timer
 from duetime.service import NewTimer, Service
 from duetime.store import Begun
@@ -294,6 +294,26 @@ async def test_a_process_that_slept_through_its_lease_sends_nothing() -> None:
     scene.engine.dispatcher.dispatch([timer], asyncio.get_running_loop().create_task)
     await asyncio.sleep(0.1)
     assert scene.deliverer.sent == []
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_what_waited_too_long_to_be_answered_by_its_deadline_goes_back_unspent_before_it_leaves() -> None:
+    scene = Scene(per_destination_max=1)
+    left: list[tuple[str, int, bool]] = []
+
+    def seconds(timer: Timer) -> float:
+        assert timer.deadline_at is not None
+        in_time = scene.clock.now() + timer.definition.timeout_ms <= timer.deadline_at
+        left.append((timer.id, timer.attempt, in_time))
+        return (ATTEMPT_GRACE_MS + 1_000) / 1000
+
+    scene.deliverer.seconds = seconds
+    await scene.start()
+    await scene.create("a", in_ms=1_000)
+    await scene.create("b", in_ms=1_001)
+    await asyncio.sleep(30)
+    assert left == [("a", 1, True), ("b", 1, True)]
     await scene.stop()
 
 

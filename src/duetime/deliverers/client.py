@@ -5,7 +5,8 @@ belongs to exactly one request. There is no limit on those in use: the dispatche
 let a hanging receiver stop the others. It follows no redirect, keeps no cookie, knows no proxy and unpacks nothing.
 
 Fails with ``Unreachable`` whenever there is no whole answer: no connection, no TLS, a connection that broke, an answer
-that is not HTTP. Time limits are the caller's: cancel the request, and its connection is closed.
+that is not HTTP. With ``TimeoutError`` when there is none by the time that the caller gives. A request that is canceled
+closes its connection.
 
 A kept connection may have been closed by the receiver just as we wrote to it. When not one byte of an answer came, the
 request is sent once more on a new connection; receivers drop a repeat by its delivery id. A new connection that fails
@@ -19,7 +20,8 @@ import ssl
 from collections import deque
 from itertools import islice
 
-from duetime.deliverers.connection import Answer, Connection, Key, Unreachable, why
+from duetime.deliverers.connection import Answer, Connection, Key, NoAnswer, Unreachable, why
+from duetime.deliverers.deadlines import Deadlines
 from duetime.deliverers.egress import Url
 from duetime.writing import Sweep
 
@@ -36,6 +38,7 @@ class HttpClient:
         self._tls = tls
         self._idle_seconds = idle_seconds
         self.writes = Sweep()
+        self.deadlines = Deadlines()
         # Since when each is idle, in order of arrival: popitem() gives the newest, iteration begins with the oldest.
         self._idle: dict[Connection, float] = {}
         self._idle_at: dict[Key, dict[Connection, float]] = {}
@@ -47,8 +50,9 @@ class HttpClient:
         self._closed = False
         self._emptied: asyncio.Future[None] | None = None
 
-    async def request(self, url: Url, addresses: list[str], head_and_body: bytes) -> Answer:
-        """Send one request to the first address that can be reached and return the answer, or raise Unreachable."""
+    async def request(self, url: Url, addresses: list[str], head_and_body: bytes, until: float | None = None) -> Answer:
+        """Send one request to the first address that can be reached and return the answer, by this time of the event
+        loop; or raise Unreachable or TimeoutError."""
         name = url.server_name if url.tls else None
         connection = self._take(url.port, name, addresses)
         if connection is None:
@@ -56,8 +60,9 @@ class HttpClient:
             connection = self._take(url.port, name, addresses)  # one that was in use may have come free meanwhile
         while True:
             if connection is None:
-                connection = await self._connect(url, addresses, name)
-            waiter = connection.send(head_and_body)
+                async with asyncio.timeout_at(until):
+                    connection = await self._connect(url, addresses, name)
+            waiter = connection.send(head_and_body, until)
             try:
                 result = await waiter
             except BaseException:
@@ -65,6 +70,8 @@ class HttpClient:
                 raise
             if isinstance(result, Answer):
                 return result
+            if result is NoAnswer.LATE:
+                raise TimeoutError
             if isinstance(result, Unreachable):
                 raise result
             # It was closed already. Others that are kept may be as stale: only a new one will do.
@@ -78,6 +85,7 @@ class HttpClient:
             self._sweep_handle = None
         for connection in tuple(self._connections):
             connection.drop("shutting down")
+        self.deadlines.close()
         if self._connections:
             self._emptied = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._emptied,), timeout=CLOSE_SECONDS_MAX)

@@ -7,6 +7,7 @@ that one receiver's answer can never be taken for the answer to another request.
 from __future__ import annotations
 
 import asyncio
+import enum
 import ipaddress
 import os
 import socket
@@ -16,6 +17,7 @@ from typing import Protocol, cast
 import httptools
 from msgspec import Struct
 
+from duetime.deliverers.deadlines import Bucket, Deadlines
 from duetime.errors import DuetimeError
 from duetime.writing import Sweep
 
@@ -38,18 +40,21 @@ class Answer(Struct, frozen=True):
     body: bytes  # the first 64 KiB
 
 
-class Stale:
-    """What a waiter gets when a kept connection turned out to be closed before the answer began."""
+class NoAnswer(enum.Enum):
+    """What a waiter gets besides."""
+
+    STALE = "a kept connection turned out to be closed before the answer began"
+    LATE = "its time was over"
 
 
-STALE = Stale()
-Waiter = asyncio.Future[Answer | Unreachable | Stale]
+Waiter = asyncio.Future[Answer | Unreachable | NoAnswer]
 
 
 class Pool(Protocol):
     """Where a connection belongs."""
 
     writes: Sweep
+    deadlines: Deadlines
 
     def opened(self, connection: Connection) -> None: ...
 
@@ -69,6 +74,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_announced",
         "_body",
+        "_bucket",
         "_complete",
         "_extra",
         "_feed",
@@ -102,6 +108,7 @@ class Connection(asyncio.Protocol):
         self._feed = self._parser.feed_data
         self._transport: asyncio.Transport | None = None
         self._waiter: Waiter | None = None
+        self._bucket: Bucket | None = None  # of those whose time is over together, while it waits for an answer
         self._reused = False
         self._received = 0
         self._head_bytes = 0
@@ -121,7 +128,8 @@ class Connection(asyncio.Protocol):
 
     # What the client does with it.
 
-    def send(self, message: bytes) -> Waiter:
+    def send(self, message: bytes, until: float | None = None) -> Waiter:
+        """The answer must be there by this time of the event loop."""
         waiter: Waiter = self.loop.create_future()
         self._received = 0
         self._head_bytes = 0
@@ -134,13 +142,15 @@ class Connection(asyncio.Protocol):
             self._settle(waiter, self.problem or "connection closed before the answer")
             return waiter
         self._waiter = waiter
+        if until is not None:
+            self._bucket = self._pool.deadlines.enter(self, until, self.loop)
         self._pool.writes.add(transport, message, self.loop)
         return waiter
 
     def abandon(self, waiter: Waiter) -> None:
         """The request was given up. When its answer had come already, the connection is another's by now."""
         if self._waiter is waiter:
-            self._waiter = None
+            self._released()
             self.drop("given up")
 
     def drop(self, problem: str) -> None:
@@ -148,15 +158,30 @@ class Connection(asyncio.Protocol):
         if self.problem is None:
             self.problem = problem
         self._pool.unpark(self)
-        waiter, self._waiter = self._waiter, None
+        waiter = self._released()
         if waiter is not None and not waiter.done():
             self._settle(waiter, problem)
         if self._transport is not None:
             self._transport.abort()
 
+    def expire(self) -> None:
+        """The time of its request is over."""
+        waiter = self._released()
+        if waiter is not None and not waiter.done():
+            waiter.set_result(NoAnswer.LATE)
+        self.drop("no answer in time")
+
+    def _released(self) -> Waiter | None:
+        """Who waited, and does so no longer."""
+        waiter, self._waiter = self._waiter, None
+        if self._bucket is not None:
+            self._bucket.discard(self)
+            self._bucket = None
+        return waiter
+
     def _settle(self, waiter: Waiter, problem: str) -> None:
         if self._reused and not self._received:
-            waiter.set_result(STALE)
+            waiter.set_result(NoAnswer.STALE)
         else:
             waiter.set_result(Unreachable(problem))
 
@@ -237,7 +262,7 @@ class Connection(asyncio.Protocol):
 
     def _hand_over(self, answer: Answer) -> None:
         """Give the answer to who waits for it, then keep the connection or close it."""
-        waiter, self._waiter = self._waiter, None
+        waiter = self._released()
         assert waiter is not None
         if not waiter.done():
             waiter.set_result(answer)

@@ -24,7 +24,6 @@ from duetime.clock import Clock
 from duetime.deliverers.bodies import body_of
 from duetime.deliverers.client import HttpClient
 from duetime.deliverers.connection import Unreachable
-from duetime.deliverers.deadlines import Deadlines
 from duetime.deliverers.egress import Egress, Refused, Unresolved, Url, parse_url
 from duetime.deliverers.signing import sign
 from duetime.errors import InvalidInput
@@ -93,22 +92,19 @@ class HttpDeliverer:
         self._keys_of = keys_of
         self._agent = f"timer-platform/0.1.0 duetime/{version}"
         self._client = HttpClient(tls=tls)
-        self._deadlines: Deadlines | None = None  # made by the first attempt, in the loop that all of them share
         self._cached_route = lru_cache(maxsize=ROUTES_CACHED_MAX)(self._prepare)
 
     async def deliver(self, timer: Timer, timeout_ms: int) -> Outcome:
-        deadlines = self._deadlines
-        if deadlines is None:
-            deadlines = self._deadlines = Deadlines(asyncio.get_running_loop())
-        deadline = deadlines.begin(timeout_ms)
+        until = asyncio.get_running_loop().time() + timeout_ms / 1000
         try:
             route = self._route(timer.definition.target)
             url = route.url
-            addresses = self._egress.known(url) or await self._egress.resolve(url)
-            answer = await self._client.request(url, addresses, self._message(route, timer))
-        except asyncio.CancelledError:
-            if not deadline.reached():
-                raise
+            addresses = self._egress.known(url)
+            if addresses is None:
+                async with asyncio.timeout_at(until):
+                    addresses = await self._egress.resolve(url)
+            answer = await self._client.request(url, addresses, self._message(route, timer), until)
+        except TimeoutError:
             return Outcome(kind=OutcomeKind.TIMED_OUT, error=f"no answer within {format_duration(timeout_ms)}")
         except (Unreachable, Unresolved) as exc:
             return Outcome(kind=OutcomeKind.UNREACHABLE, error=str(exc))
@@ -117,8 +113,6 @@ class HttpDeliverer:
         except Exception as exc:
             _log.exception("delivery of %s/%s broke", timer.namespace, timer.id)
             return Outcome(kind=OutcomeKind.UNREACHABLE, error=f"internal error: {type(exc).__name__}")
-        finally:
-            deadline.lift()
         status = answer.status
         return Outcome(
             kind=_ANSWERED,
@@ -149,8 +143,6 @@ class HttpDeliverer:
 
     async def close(self) -> None:
         await self._client.close()
-        if self._deadlines is not None:
-            self._deadlines.close()
         await self._egress.close()
 
     def _route(self, target: Target) -> _Route:

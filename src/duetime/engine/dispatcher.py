@@ -12,7 +12,7 @@ from duetime.deliverer import Deliverer, Deliverers
 from duetime.engine.destinations import SATURATED_MS, Destination, Destinations
 from duetime.engine.ownership import Ownership
 from duetime.engine.recorder import Recorder
-from duetime.model import OutcomeKind, Timer
+from duetime.model import Outcome, OutcomeKind, Timer
 from duetime.retry import Uniform
 from duetime.telemetry import Telemetry
 
@@ -86,24 +86,25 @@ class Dispatcher:
         """Deliver a timer, and then what has been waiting for the same destination."""
         try:
             while timer is not None:
-                await self._attempt(deliverer, destination, timer)
+                sent_at = self._clock.now()
+                if self._may_leave(timer, sent_at):
+                    destination.start(sent_at)
+                    self._telemetry.lateness(sent_at - timer.fire_at)
+                    outcome = await deliverer.deliver(timer, timer.definition.timeout_ms)
+                    self._ended(destination, timer, outcome, sent_at)
+                else:
+                    # Nothing was sent, so it goes back unspent, if it is still ours to put back: the fence judges that.
+                    self._put_back(timer, timer.fire_at)
                 timer = destination.waiting.popleft() if destination.waiting else None
         finally:
             destination.running -= 1
 
-    async def _attempt(self, deliverer: Deliverer, destination: Destination, timer: Timer) -> None:
-        now = self._clock.now()
-        timeout_ms = timer.definition.timeout_ms
-        late = timer.deadline_at is not None and now + timeout_ms > timer.deadline_at
-        if late or not self._ownership.trusts(timer):
-            # A successor may be about to make this attempt too. Nothing was sent, so it goes back unspent, if it is
-            # still ours to put back: the fence judges that.
-            self._put_back(timer, timer.fire_at)
-            return
-        destination.start(now)
-        self._telemetry.lateness(now - timer.fire_at)
-        sent_at = now
-        outcome = await deliverer.deliver(timer, timeout_ms)
+    def _may_leave(self, timer: Timer, now: int) -> bool:
+        """Whether no successor can be about to make this attempt, too."""
+        in_time = timer.deadline_at is None or now + timer.definition.timeout_ms <= timer.deadline_at
+        return in_time and self._ownership.trusts(timer)
+
+    def _ended(self, destination: Destination, timer: Timer, outcome: Outcome, sent_at: int) -> None:
         now = self._clock.now()
         if destination.note(outcome, now):
             for waiting in destination.waiting:
@@ -111,8 +112,8 @@ class Dispatcher:
             destination.waiting.clear()
         if outcome.kind is OutcomeKind.AWAY:
             self._put_back(timer, now + (destination.put_off_ms(now) or SATURATED_MS), away=True)
-            return
-        self._recorder.settle(timer, outcome, sent_at, now)
+        else:
+            self._recorder.settle(timer, outcome, sent_at, now)
 
     def _put_back(self, timer: Timer, fire_at: int, *, away: bool = False) -> None:
         now = self._clock.now()
