@@ -49,12 +49,12 @@ class CorrectedClock:
 
     def correct(self, offset_ms: int) -> None:
         """The other clock is ahead by so much now."""
-        self._right_at = self._clock.monotonic()
-        self._right_ms = self._clock.now() - offset_ms
+        monotonic_ms = self._clock.monotonic() * 1000
+        # A microsecond makes up for what a float loses.
+        self._ahead_ms = self._clock.now() - offset_ms - monotonic_ms + 0.001
 
     def now(self) -> int:
-        # A microsecond makes up for what is lost in the difference of two floats.
-        return self._right_ms + int((self.monotonic() - self._right_at) * 1000 + 0.001)
+        return int(self.monotonic() * 1000 + self._ahead_ms)
 
 
 class VirtualClock:

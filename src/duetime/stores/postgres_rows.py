@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -42,25 +43,23 @@ def new(timer: Timer) -> tuple[Any, ...]:
 
 def fixed(timer: Timer) -> tuple[Any, ...]:
     definition = timer.definition
-    return (
-        *(timer.uuid, timer.namespace, timer.id, timer.shard, encode(definition).decode(), definition.timeout_ms),
-        *(timer.fingerprint, timer.correlation_id, timer.created_at),
-    )
+    return (*_identity(timer), encode(definition).decode(), definition.timeout_ms, *_request(timer))
 
 
 def state(timer: Timer) -> tuple[Any, ...]:
-    return (
-        *(timer.updated_at, timer.revision, timer.firing, timer.execute_at, timer.fire_at, timer.status.value),
-        *(timer.attempt, timer.failures, timer.lost, timer.last_error, timer.started_at, timer.executed_at),
-        *(timer.deadline_at, timer.version, encode(timer.attempts).decode() if timer.attempts else "[]"),
-    )
+    return (*_state(timer), _attempts_text(timer))
 
 
 def end(timer: Timer) -> tuple[Any, ...]:
-    return (
-        *(timer.updated_at, timer.status.value, timer.attempt, timer.failures, timer.lost, timer.last_error),
-        *(timer.executed_at, encode(timer.attempts).decode() if timer.attempts else "[]"),
-    )
+    return (*_end(timer), _attempts_text(timer))
+
+
+_identity, _request = attrgetter(*FIXED[:4]), attrgetter(*FIXED[6:])
+_state, _end = attrgetter(*STATE[:-1]), attrgetter(*END[:-1])
+
+
+def _attempts_text(timer: Timer) -> str:
+    return encode(timer.attempts).decode() if timer.attempts else "[]"
 
 
 def timer_of(row: Any) -> Timer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -99,15 +100,15 @@ def _attempts(timer: Timer) -> str:
     return encode(timer.attempts).decode()
 
 
+_ended, _moved = attrgetter(*_END[:-1]), attrgetter(*_MOVE)
+
+
 def _end(timer: Timer) -> tuple[Any, ...]:
-    return (
-        *(timer.updated_at, timer.revision, timer.status, timer.attempt, timer.failures, timer.lost, timer.last_error),
-        *(timer.executed_at, timer.deadline_at, timer.version, _attempts(timer)),
-    )
+    return (*_ended(timer), _attempts(timer))
 
 
 def state(timer: Timer) -> tuple[Any, ...]:
-    return (*_end(timer), timer.firing, timer.execute_at, timer.fire_at, timer.started_at)
+    return (*_end(timer), *_moved(timer))
 
 
 _TIMERS = f"'[' || ifnull(group_concat({_AS_JSON}, ','), '') || ']'"
