@@ -59,7 +59,7 @@ def reason(error: Exception) -> str:
     return str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
 
 
-def _environment(more: Mapping[str, str]) -> dict[str, str]:
+def environment(more: Mapping[str, str]) -> dict[str, str]:
     """As little as a process needs, so that nobody's own settings change a figure."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
@@ -162,7 +162,7 @@ async def _spawn(*command: str, directory: Path, piped: bool = False, **more: st
     return await asyncio.create_subprocess_exec(
         *command,
         cwd=directory,
-        env=_environment(more),
+        env=environment(more),
         stdin=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
         limit=LINE_BYTES_MAX,

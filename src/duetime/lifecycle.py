@@ -82,7 +82,7 @@ def settle(timer: Timer, outcome: Outcome, *, sent_at: int, now: int, uniform: U
             **_new_firing(timer),
         )
     if error is None:
-        return _final(timer, Status.COMPLETED, now, last_error=None, attempts=attempts)
+        return _final(timer, Status.COMPLETED, now, None, timer.attempt, timer.failures, attempts)
     failures = timer.failures + 1
     fire_at = retry_at(
         timer.definition.retry,
@@ -93,14 +93,14 @@ def settle(timer: Timer, outcome: Outcome, *, sent_at: int, now: int, uniform: U
         uniform=uniform,
     )
     if fire_at is None:
-        return _final(timer, Status.FAILED, now, failures=failures, last_error=error, attempts=attempts)
+        return _final(timer, Status.FAILED, now, error, timer.attempt, failures, attempts)
     return _pending(timer, now, fire_at=fire_at, failures=failures, lost=0, last_error=error, attempts=attempts)
 
 
 def give_up(timer: Timer, *, now: int) -> Timer:
     """Fail a timer whose attempts keep vanishing: something about it may be what takes instances down."""
     error = f"the outcomes of {timer.lost} attempts in a row were never recorded"
-    return _final(timer, Status.FAILED, now, attempt=timer.attempt - 1, last_error=error)
+    return _final(timer, Status.FAILED, now, error, timer.attempt - 1, timer.failures, timer.attempts)
 
 
 def defer(timer: Timer, *, fire_at: int, now: int, away: bool = False) -> Timer:
@@ -164,16 +164,27 @@ def _pending(timer: Timer, now: int, **changes: object) -> Timer:
     return replace(timer, status=Status.PENDING, deadline_at=None, version=0, updated_at=now, **changes)
 
 
-def _final(timer: Timer, status: Status, now: int, **changes: object) -> Timer:
-    return msgspec.structs.replace(  # as ``replace`` does; spelled out: it is hot
+def _final(
+    timer: Timer,
+    status: Status,
+    now: int,
+    error: str | None,
+    attempt: int,
+    failures: int,
+    attempts: tuple[Attempt, ...],
+) -> Timer:
+    return msgspec.structs.replace(  # as ``replace`` does; spelled out, because what is passed on in a dict costs twice
         timer,
         revision=timer.revision + 1,
         status=status,
+        attempt=attempt,
+        failures=failures,
+        last_error=error,
+        executed_at=now,
         deadline_at=None,
         version=0,
-        executed_at=now,
+        attempts=attempts,
         updated_at=now,
-        **changes,
     )
 
 
