@@ -178,9 +178,9 @@ class PlatformDoor:
         else:
             timer, fresh = await self._create_once(key, execute_at, definition)
         if not fresh:
-            return _reply(200, SUCCESS, "timer exists already", Summary(**_short(timer)))
+            return _reply(200, SUCCESS, "timer exists already", Summary(*_short(timer)))
         self._telemetry.created("platform")
-        return _reply(201, SUCCESS, "timer created successfully", Summary(**_short(timer)))
+        return _reply(201, SUCCESS, "timer created successfully", Summary(*_short(timer)))
 
     async def _create_once(self, key: str, execute_at: int, definition: Definition) -> tuple[Timer, bool]:
         if not 1 <= len(key) <= KEY_LENGTH_MAX:
@@ -216,7 +216,7 @@ class PlatformDoor:
         )
         timers, total = await self._service.find(asked)
         page = {
-            "timers": [Summary(**_short(timer)) for timer in timers],
+            "timers": [Summary(*_short(timer)) for timer in timers],
             "total": total,
             "limit": asked.limit,
             "offset": asked.offset,
@@ -322,19 +322,12 @@ def _time(at: int | None) -> str | None:
     return None if at is None else format_time(at)
 
 
-def _short(timer: Timer) -> dict[str, Any]:
-    """The fields that every answer about a timer has."""
+def _short(timer: Timer) -> tuple[str, str, str, str | None, str | None, Status, str | None]:
+    """What every answer about a timer has: the fields of ``Summary``, in their order."""
     target = timer.definition.target
     url, method = (target.url, target.method) if isinstance(target, HttpTarget) else (None, None)
-    return {
-        "id": timer.id,
-        "created_at": format_time(timer.created_at),
-        "execute_at": format_time(timer.execute_at),
-        "callback_url": url,
-        "callback_method": method,
-        "status": timer.status,
-        "executed_at": _time(timer.executed_at),
-    }
+    created_at, execute_at = format_time(timer.created_at), format_time(timer.execute_at)
+    return timer.id, created_at, execute_at, url, method, timer.status, _time(timer.executed_at)
 
 
 def _callback(target: NatsTarget) -> Callback:
@@ -342,14 +335,14 @@ def _callback(target: NatsTarget) -> Callback:
 
 
 def _updated(timer: Timer) -> Updated:
-    return Updated(**_short(timer), updated_at=format_time(timer.updated_at))
+    return Updated(*_short(timer), updated_at=format_time(timer.updated_at))
 
 
 def _full(timer: Timer) -> Full:
     definition = timer.definition
     target = definition.target
     return Full(
-        **_short(timer),
+        *_short(timer),
         updated_at=format_time(timer.updated_at),
         callback_headers=definition.target.headers or None if isinstance(target, HttpTarget) else None,
         callback=_callback(target) if isinstance(target, NatsTarget) else UNSET,
