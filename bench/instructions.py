@@ -1,8 +1,9 @@
-"""``python -m bench.instructions``: what a timer costs the service in instructions of the processor.
+"""``python -m bench.instructions``: what creates and deliveries cost in instructions of the processor.
 
-Time swings with whatever else the machine does; the number of instructions does not, so a change of a hundredth can be
-seen. It is what valgrind counts: the process's own code and that of its libraries, the embedded database included, and
-nothing of the kernel. The service is run twice, with few timers and with more, and the difference is counted.
+Time swings with whatever else the machine does; the number of instructions hardly does, so a change of some hundredths
+can be seen. It is what valgrind counts: the process's own code and that of its libraries, the embedded database
+included, and nothing of the kernel. Each thing is done a few times and more times, and the difference is counted:
+creates by a whole service, deliveries by the delivery client alone.
 
 ``--source DIR`` counts another checkout's ``src`` beside this one.
 """
@@ -11,51 +12,72 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import uvloop
-from msgspec import Struct
 
 from bench.processes import KEY, BenchError, Process, environment, free_port, receiver
 from bench.setups import PostgresDatabases, Setup, Sqlite
 from bench.tables import Table, times
-from bench.timers import at_once, batch_body, create_body, now_ms
+from bench.timers import batch_body, create_body, now_ms, timer
+from duetime.clock import CorrectedClock, SystemClock
+from duetime.deliverers.egress import Egress
+from duetime.deliverers.http import HttpDeliverer
+from duetime.model import OutcomeKind
 from duetime.timetext import format_time
 from tests.postgres import Missing, Postgres
 
+_ROOT = Path(__file__).resolve().parent.parent
 BATCH = 500
 AHEAD_MS = 7 * 86_400_000
-ARRIVE_SECONDS_MAX = 300
-RECORDED_SECONDS = 2.0  # after the last callback
+SINGLES, BATCHED, DELIVERIES = (500, 2_000), (1_000, 4_000), (1_000, 4_000)
 VALGRIND = ("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null")
 _COUNTED = re.compile(r"Collected : (\d+)")
 
-
-class Kind(Struct, frozen=True):
-    what: str
-    few: int
-    many: int
-    how: Literal["single", "batch", "herd"]
+Run = Callable[[Path, int], Awaitable[int]]
+"""Does something so many times with the code of a folder; how many instructions that took, from start to end."""
 
 
-KINDS = (
-    Kind("create, one by one", 500, 2_000, "single"),
-    Kind(f"create, by {BATCH}", 1_000, 4_000, "batch"),
-    Kind("delivery of many due at one instant", 1_500, 4_500, "herd"),
-)
+class Valgrind:
+    """A program under valgrind."""
+
+    def __init__(self, directory: Path, source: Path) -> None:
+        self._directory = directory
+        self._source = source
+
+    async def start(self, *arguments: str, **settings: str) -> asyncio.subprocess.Process:
+        path = os.pathsep.join((str(self._source), str(_ROOT)))
+        self._process = await asyncio.create_subprocess_exec(
+            *(*VALGRIND, sys.executable, "-m", *arguments),
+            cwd=self._directory,
+            env=environment({**settings, "PYTHONPATH": path}),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert self._process.stderr is not None
+        self._said = asyncio.create_task(self._process.stderr.read())
+        return self._process
+
+    async def counted(self) -> int:
+        """The instructions of the program, which has been told to end or does so by itself."""
+        said = (await self._said).decode()
+        await self._process.wait()
+        counted = _COUNTED.search(said)
+        if counted is None:
+            raise BenchError(f"valgrind did not say how many instructions it counted, but: {said[-2000:]}")
+        return int(counted[1])
 
 
-async def _create(server: Process, url: str, count: int, how: str) -> None:
-    batch = BATCH if how == "batch" else 1
-    path, body = ("/api/v1/timers/batch", batch_body(url, BATCH)) if how == "batch" else ("/timers", create_body(url))
+async def _create(server: Process, url: str, count: int, batch: int) -> None:
+    path, body = ("/timers", create_body(url)) if batch == 1 else ("/api/v1/timers/batch", batch_body(url, batch))
     at = now_ms() + AHEAD_MS
     body = body.replace("{at}", format_time(at)).replace("{due}", str(at))
     head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nX-API-Key: {KEY}\r\nContent-Type: application/json\r\n"
@@ -74,93 +96,96 @@ async def _create(server: Process, url: str, count: int, how: str) -> None:
             await reader.readexactly(int(answer.lower().partition(b"content-length: ")[2].partition(b"\r")[0]))
         writer.close()
 
-    await asyncio.gather(*(send() for _ in range(4 if how == "batch" else 32)))
+    await asyncio.gather(*(send() for _ in range(32 if batch == 1 else 4)))
 
 
-async def _spent(kind: Kind, count: int, setup: Setup, hooks: Process, source: Path, directory: Path) -> int:
-    """The instructions of a whole run of the service, from its start to its end."""
-    url = f"http://127.0.0.1:{hooks.port}/hook"
+async def _served(setup: Setup, batch: int, url: str, directory: Path, source: Path, count: int) -> int:
+    """Creates through a whole service."""
     address = await setup.create()
-    if kind.how == "herd":
-        await setup.fill(address, list(at_once(url, count, now_ms())))
-        await hooks.ask("reset")
+    valgrind = Valgrind(directory, source)
     port = free_port()
-    settings = {
-        "PYTHONPATH": str(source),
-        "HOST": "127.0.0.1",
-        "PORT": str(port),
-        "API_KEY": KEY,
-        "LOG_LEVEL": "warn",
-        "DATABASE_URL": address if isinstance(address, str) else f"sqlite:///{address}",
-        "DUETIME_ALLOW_PRIVATE_TARGETS": "on",
-        "DUETIME_LEASE_TTL": "60s",  # it runs fifty times slower
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(*VALGRIND, sys.executable, "-m", "duetime", "serve"),
-        cwd=directory,
-        env=environment(settings),
-        stderr=asyncio.subprocess.PIPE,
+    process = await valgrind.start(
+        *("duetime", "serve"),
+        HOST="127.0.0.1",
+        PORT=str(port),
+        API_KEY=KEY,
+        LOG_LEVEL="warn",
+        DATABASE_URL=address if isinstance(address, str) else f"sqlite:///{address}",
+        DUETIME_ALLOW_PRIVATE_TARGETS="on",
+        DUETIME_LEASE_TTL="60s",  # it runs fifty times slower
     )
-    assert process.stderr is not None
-    said = asyncio.create_task(process.stderr.read())
     server = Process(process, port)
     try:
         await server.ready()
-        if kind.how == "herd":
-            came = (await hooks.ask(f"wait {count} {ARRIVE_SECONDS_MAX}"))["count"]
-            if came != count:
-                raise BenchError(f"{came} callbacks came where {count} were due")
-            await asyncio.sleep(RECORDED_SECONDS)
-        else:
-            await _create(server, url, count, kind.how)
+        await _create(server, url, count, batch)
         process.send_signal(signal.SIGTERM)
-        await process.wait()
+        return await valgrind.counted()
     finally:
         await server.kill()
         await setup.drop(address)
-    counted = _COUNTED.search((await said).decode())
-    if counted is None:
-        raise BenchError("valgrind did not say how many instructions it counted")
-    return int(counted[1])
 
 
-async def _measure(sources: Iterable[Path], directory: Path) -> list[list[str]]:
+async def _delivered(url: str, directory: Path, source: Path, count: int) -> int:
+    """Deliveries through the client alone, in a process of its own: ``main`` of this module with a URL."""
+    valgrind = Valgrind(directory, source)
+    await valgrind.start("bench.instructions", "--deliver", url, str(count))
+    return await valgrind.counted()
+
+
+async def _deliver(url: str, count: int) -> None:
+    clock = CorrectedClock(SystemClock())
+    egress = Egress(clock, allow_all=True)
+    deliverer = HttpDeliverer(egress=egress, clock=clock, keys_of=lambda namespace: (), version="bench")
+    for _ in range(count):  # one after the other: of many at once, some would wait for others, as chance has it
+        outcome = await deliverer.deliver(timer(url, 0, due=10**12), 30_000)
+        if outcome.kind is not OutcomeKind.ANSWERED:
+            raise BenchError(f"a delivery failed: {outcome.error}")
+    await deliverer.close()
+
+
+async def _measure(sources: Sequence[Path], directory: Path) -> list[list[str]]:
     lines = []
     async with AsyncExitStack() as stack:
         hooks = await stack.enter_async_context(receiver(directory))
+        url = f"http://127.0.0.1:{hooks.port}/hook"
         setups: list[Setup] = [Sqlite(directory)]
         try:
             setups.append(PostgresDatabases(stack.enter_context(Postgres(18))))
         except Missing as error:
             print(f"{error}. It is left out.", file=sys.stderr)
-        for kind in KINDS:
-            for setup in setups:
-                each = []
-                for source in sources:
-                    print(f"{setup.name}: {kind.what}, {source}", file=sys.stderr)
-                    few, many = [await _spent(kind, n, setup, hooks, source, directory) for n in (kind.few, kind.many)]
-                    each.append((many - few) / (kind.many - kind.few))
-                ratios = [times(one / each[-1]) for one in each[:-1]]
-                lines.append([f"{setup.name}: {kind.what}", *(f"{one:,.0f}" for one in each), *ratios])
+        runs: dict[str, tuple[tuple[int, int], Run]] = {"a delivery": (DELIVERIES, partial(_delivered, url, directory))}
+        for setup in setups:
+            runs[f"a create, {setup.name}"] = SINGLES, partial(_served, setup, 1, url, directory)
+            runs[f"a create by {BATCH}, {setup.name}"] = BATCHED, partial(_served, setup, BATCH, url, directory)
+        for what, ((few, many), run) in runs.items():
+            print(f"counting: {what}", file=sys.stderr)
+            each = [(await run(source, many) - await run(source, few)) / (many - few) for source in sources]
+            ratios = [times(each[0] / other) for other in each[1:]]
+            lines.append([what, *(f"{one:,.0f}" for one in each), *ratios])
     return lines
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.instructions", description=__doc__)
     parser.add_argument("--source", type=Path, metavar="DIR", help="the src folder of another checkout, to compare")
+    parser.add_argument("--deliver", nargs=2, metavar=("URL", "COUNT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.deliver:
+        url, count = options.deliver
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_deliver(url, int(count)))
+        return 0
     if shutil.which(VALGRIND[0]) is None:
         print("valgrind is not installed: apt-get install valgrind", file=sys.stderr)
         return 1
-    root = Path(__file__).resolve().parent
-    sources = [root.parent / "src", *([options.source.resolve()] if options.source else [])]
-    directory = Path(tempfile.mkdtemp(prefix="run-", dir=root))
+    sources = [_ROOT / "src", *([options.source.resolve()] if options.source else [])]
+    directory = Path(tempfile.mkdtemp(prefix="run-", dir=_ROOT / "bench"))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             lines = runner.run(_measure(sources, directory))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    headings = ["instructions per timer", "here", *(["there", "ratio"] if options.source else [])]
+    headings = ["instructions of", "here", *(["there", "ratio"] if options.source else [])]
     print(Table(headings, lines))
     return 0
 

@@ -38,8 +38,8 @@ class Deadlines:
         if bucket is None:
             bucket = self._buckets[tick] = set()
             heappush(self._ticks, tick)
-            if self._alarm is None or tick < self._alarm_tick:
-                self._set_alarm(tick, loop)
+        if self._alarm is None or tick < self._alarm_tick:
+            self._set_alarm(tick, loop)
         bucket.add(limited)
         return bucket
 
