@@ -338,6 +338,22 @@ async def given_up(call: Awaitable[object], after: float) -> None:
             await call
 
 
+@pytest.mark.parametrize(("overdue", "error"), [(True, StoreIndeterminate), (False, AttributeError)])
+async def test_whatever_a_call_trips_over_once_its_limit_has_passed_is_an_answer_that_did_not_come(
+    store: PostgresStore, overdue: bool, error: type[Exception]
+) -> None:
+    async def job(connection: asyncpg.Connection) -> None:
+        if overdue:
+            await asyncio.sleep(0.05)
+        else:
+            connection = type("Ended", (), {"_protocol": None})()  # a mistake of ours stays one
+        connection._protocol._get_timeout(None)  # what the next of several steps begins with
+
+    with pytest.raises(error):
+        await store._pool.work(job, seconds_max=0.01)
+    await store.ping()
+
+
 async def test_calls_that_fail_give_their_connection_back(store: PostgresStore) -> None:
     for _ in range(100):
         with pytest.raises(StoreUnavailable, match="division by zero"):

@@ -162,8 +162,13 @@ class PostgresPool:
             except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
                 connection.terminate()
                 raise StoreIndeterminate(f"the connection to PostgreSQL broke: {error}") from error
-            except BaseException:
+            except BaseException as error:
+                ended = connection.is_closed()
                 connection.terminate()
+                if ended and isinstance(error, Exception):
+                    # A process that stood still finds its limit past, maybe between two steps of asyncpg, which trips
+                    # over a connection that ended there, in ways of its own.
+                    raise StoreIndeterminate("PostgreSQL did not answer in time") from error
                 raise
             finally:
                 overdue.cancel()
