@@ -54,6 +54,7 @@ def end(timer: Timer) -> tuple[Any, ...]:
     return (*_end(timer), _attempts_text(timer))
 
 
+# What is before and behind the definition and its timeout, which are made; the attempts, too, stand last everywhere.
 _identity, _request = attrgetter(*FIXED[:4]), attrgetter(*FIXED[6:])
 _state, _end = attrgetter(*STATE[:-1]), attrgetter(*END[:-1])
 
