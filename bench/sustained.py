@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from bench.batches import MINIMAL, PATH
 from bench.creates import CONNECTIONS as CONNECTIONS_SINGLE
 from bench.creates import load
 from bench.firing import arrivals
@@ -112,9 +113,8 @@ async def _in_batches(bench: Bench, server: Process, seconds: float) -> int:
 
 
 async def _post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: str) -> None:
-    head = (
-        f"POST /api/v1/timers/batch HTTP/1.1\r\nHost: bench\r\nX-API-Key: {KEY}\r\nContent-Type: application/json\r\n"
-    )
+    head = f"POST {PATH} HTTP/1.1\r\nHost: bench\r\nX-API-Key: {KEY}\r\nContent-Type: application/json\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in MINIMAL.items())
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
     answer = await reader.readuntil(b"\r\n\r\n")
     length = answer.lower().partition(b"content-length: ")[2].partition(b"\r")[0]

@@ -140,18 +140,22 @@ def test_lists_and_pages(client: Client) -> None:
 
 
 def test_a_batch_has_an_answer_for_each(client: Client) -> None:
-    id = fresh()
+    id, other = fresh(), fresh()
     client.create(id=id, delay="1h", callback_url=URL)
-    one, two, three = client.batch(
-        [
-            {"delay": "1h", "callback_url": "nowhere"},
-            {"delay": timedelta(hours=1), "callback_url": URL},
-            {"delay": "1h", "callback_url": URL, "id": id, "payload": "other"},
-        ]
-    )
+    batch: list[NewTimer] = [
+        {"delay": "1h", "callback_url": "nowhere"},
+        {"delay": timedelta(hours=1), "callback_url": URL, "id": other},
+        {"delay": "1h", "callback_url": URL, "id": id, "payload": "other"},
+    ]
+    one, two, three = client.batch(batch)
     assert isinstance(one, InvalidRequest) and one.details == {"field": "callbackUrl"} and one.status == 400
-    assert isinstance(two, Timer)
+    assert isinstance(two, Timer) and two.id == other
     assert isinstance(three, Conflict)
+    one_id, two_id, three_id = client.batch_ids(batch)
+    assert isinstance(one_id, InvalidRequest) and isinstance(three_id, Conflict)
+    assert two_id == other
+    [made] = client.batch_ids([{"delay": "1h", "callback_url": URL}])
+    assert isinstance(made, str) and client.get(made).id == made
 
 
 def test_cancel(client: Client) -> None:

@@ -88,6 +88,7 @@ REPEATABLE = [
     calls.delete("a"),
     calls.page(),
     calls.batch([{"delay": "1s", "callback_url": "http://x"}]),
+    calls.batch_ids([{"delay": "1s", "callback_url": "http://x"}]),
     calls.pause("a"),
     calls.create_namespace("a"),
     calls.delete_secret("a", "b"),

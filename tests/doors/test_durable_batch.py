@@ -62,6 +62,24 @@ class TestResults:
         results = door.batch([item(), item(), item()])
         assert len({result["timer"]["id"] for result in results}) == 3
 
+    @pytest.mark.parametrize("prefer", ["return=minimal", "respond-async, Return=Minimal; a=b", 'return="minimal"'])
+    def test_ids_are_enough_for_who_prefers_that(self, door: Durable, prefer: str) -> None:
+        id, taken = f"minimal {prefer}", f"taken {prefer}"
+        door.make(URL, id=taken)
+        items = [item(id=id), item(), item(id=id), item(id=taken), item(callbackUrl="nowhere")]
+        answer = door.api("POST", "/timers/batch", {"timers": items}, headers={"X-API-Key": KEY, "Prefer": prefer})
+        assert answer.headers["preference-applied"] == "return=minimal"
+        first, made, again, *refused = success(answer)["results"]
+        assert first == again == {"status": 200, "id": id} and door.see({"namespace": "default", "id": id})
+        assert set(made) == {"status", "id"} and door.see({"namespace": "default", **made})["status"] == "pending"
+        assert [result["error"]["error"] for result in refused] == ["TIMER_CONFLICT", "INVALID_INPUT"]
+
+    @pytest.mark.parametrize("prefer", ["", "return=representation", "return=minimalist", "minimal", ",;="])
+    def test_others_get_their_timers(self, door: Durable, prefer: str) -> None:
+        answer = door.api("POST", "/timers/batch", {"timers": [item()]}, headers={"X-API-Key": KEY, "Prefer": prefer})
+        [result] = success(answer)["results"]
+        assert set(result) == {"status", "timer"} and "preference-applied" not in answer.headers
+
     def test_they_fire(self, door: Durable, receiver: Receiver) -> None:
         url = receiver.url("/batch-fires")
         results = door.batch([item(callbackUrl=url, delay=delay) for delay in ("0s", "1ms", "10h")])

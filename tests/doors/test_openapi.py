@@ -138,8 +138,8 @@ def test_every_operation_is_described_as_it_is_registered() -> None:
         assert taken == (
             None if operation.takes is None else {"$ref": f"#/components/schemas/{operation.takes.__name__}"}
         )
-        asked = [one for one in shown.get("parameters", ()) if one["in"] == "query"]
-        assert [one["name"] for one in asked] == [parameter.name for parameter in operation.query]
+        asked = [(one["name"], one["in"]) for one in shown.get("parameters", ()) if one["in"] != "path"]
+        assert asked == [(parameter.name, parameter.place) for parameter in operation.given]
         statuses = {*operation.gives, *operation.refuses, 401, 500, 503}
         assert set(shown["responses"]) == {str(status) for status in statuses}
         for status, kind in operation.gives.items():

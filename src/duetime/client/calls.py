@@ -51,6 +51,7 @@ class Call(Struct, Generic[T], frozen=True, kw_only=True):
     path: str
     read: Callable[[bytes], T]
     query: dict[str, str] = {}
+    headers: dict[str, str] = {}
     body: bytes | None = None
     repeatable: bool = True
     gone_is_done: bool = False  # a repeat that finds nothing: the first one was carried out
@@ -80,8 +81,13 @@ def upsert(**fields: Unpack[NewTimer]) -> Call[Timer]:
 
 def batch(timers: Iterable[NewTimer]) -> Call[list[Timer | DuetimeClientError]]:
     """Make up to 1000 timers in one durable write; for each, in order, the timer or the error that kept it out."""
-    body = _encode({"timers": [_described(timer) for timer in timers]})
-    return Call(method="POST", path=BASE + "/timers/batch", body=body, read=_results)
+    return Call(method="POST", path=BASE + "/timers/batch", body=_batch(timers), read=_results)
+
+
+def batch_ids(timers: Iterable[NewTimer]) -> Call[list[str | DuetimeClientError]]:
+    """``batch`` for who needs no more than the id of each timer: the answer is a tenth as large."""
+    path, headers = BASE + "/timers/batch", {"prefer": "return=minimal"}
+    return Call(method="POST", path=path, headers=headers, body=_batch(timers), read=_ids)
 
 
 def get(id: str, *, namespace: str = DEFAULT_NAMESPACE) -> Call[Timer]:
@@ -297,6 +303,10 @@ def _new(fields: NewTimer) -> bytes:
     return _encode(_described(fields))
 
 
+def _batch(timers: Iterable[NewTimer]) -> bytes:
+    return _encode({"timers": [_described(timer) for timer in timers]})
+
+
 def _described(fields: NewTimer) -> dict[str, Any]:
     described = _changes(fields)
     described.setdefault("id", str(uuid.uuid4()))
@@ -360,6 +370,7 @@ def _read(body: bytes, kind: Any) -> Any:
 class _Result(Struct):
     status: int
     timer: Timer | None = None
+    id: str | None = None  # of one who asked for no more
     error: Failure | None = None
 
 
@@ -380,15 +391,17 @@ def _nothing(body: bytes) -> None:
 
 
 def _results(body: bytes) -> list[Timer | DuetimeClientError]:
-    return [_result(result) for result in _read(body, _Results).results]
+    return [result.timer or _error(result) for result in _read(body, _Results).results]
 
 
-def _result(result: _Result) -> Timer | DuetimeClientError:
-    if result.timer is not None:
-        return result.timer
-    if result.error is not None:
-        return error_of(result.status, result.error)
-    raise UnexpectedAnswer("a timer of the batch has neither a result nor an error")
+def _ids(body: bytes) -> list[str | DuetimeClientError]:
+    return [result.id or _error(result) for result in _read(body, _Results).results]
+
+
+def _error(result: _Result) -> DuetimeClientError:
+    if result.error is None:
+        raise UnexpectedAnswer("a timer of the batch has neither a result nor an error")
+    return error_of(result.status, result.error)
 
 
 def _attempts(body: bytes) -> list[Attempt]:

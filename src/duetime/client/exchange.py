@@ -140,7 +140,7 @@ Exchange = Generator[Send | Wait, Answer | Lost | None, T]
 
 def exchange(call: Call[T], to: Endpoint, options: Options, clock: Clock) -> Exchange[T]:
     deadline = clock.monotonic() + options.timeout_seconds
-    headers = to.headers if call.body is None else to.headers | {"content-type": "application/json"}
+    headers = to.headers | call.headers | ({} if call.body is None else {"content-type": "application/json"})
     fresh = not call.repeatable
     doubtful = False  # whether an earlier try may have been carried out
     failed = 0
@@ -243,6 +243,7 @@ class Operations:
     create = operation(calls.create)
     upsert = operation(calls.upsert)
     batch = operation(calls.batch)
+    batch_ids = operation(calls.batch_ids)
     get = operation(calls.get)
     update = operation(calls.update)
     cancel = operation(calls.cancel)

@@ -54,6 +54,7 @@ from duetime.timetext import format_time, parse_duration, parse_time
 
 BASE = "/api/v1"
 LIMIT_DEFAULT, LIMIT_MAX = 50, 1_000
+MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
 
 T = TypeVar("T")
 
@@ -146,17 +147,18 @@ class DurableDoor:
             Parameter("limit", int, f"how many, {LIMIT_DEFAULT} unless given, at most {LIMIT_MAX}"),
             Parameter("cursor", str, "nextCursor of the page before"),
         ]
+        prefer = Parameter("Prefer", str, "`return=minimal`: answer with ids, without the timers", "header")
         one = "/timers/{namespace}/{id}"
         name = "/namespaces/{name}"
         return [
             at("POST", "/timers", self.create, "Make a timer; the same request again answers with the first one",
                takes=schema.CreateTimer, gives=timer, refuses=(400, 409, 413)),
             at("GET", "/timers", self.list, "List timers, newest first unless a filter has an order of its own",
-               gives={200: schema.TimerPage}, query=listed, refuses=(400,)),
+               gives={200: schema.TimerPage}, given=listed, refuses=(400,)),
             at("GET", "/timers/count", self.count, "Count timers, by the filters of the list",
-               gives={200: schema.Count}, query=filters, refuses=(400,)),
+               gives={200: schema.Count}, given=filters, refuses=(400,)),
             at("POST", "/timers/batch", self.batch, "Make up to 1000 timers in one durable write",
-               takes=schema.BatchIn, gives={200: schema.BatchOut}, refuses=(400, 413)),
+               takes=schema.BatchIn, gives={200: schema.BatchOut}, given=[prefer], refuses=(400, 413)),
             at("POST", "/timers/cancel", self.cancel_many, "Cancel pending timers, by filter",
                takes=schema.CancelIn, gives={200: schema.CancelOut}, refuses=(400, 413)),
             at("POST", "/timers/replay", self.replay_many, "Fire finished timers once more, by filter",
@@ -262,6 +264,7 @@ class DurableDoor:
 
     async def batch(self, request: Request) -> Response:
         body = await request.body(self._batch_bytes_max)
+        minimal = _prefers_minimal(request)
         results: list[schema.BatchResult | None] = []
         news: list[NewTimer] = []
         now = self._service.clock.now()
@@ -274,7 +277,7 @@ class DurableDoor:
                     news.append(new)
                     results.append(None)
                 else:
-                    results.append(schema.BatchResult(200, timer=shown_timer(await self._earlier(new))))
+                    results.append(_made(await self._earlier(new), minimal))
             except StoreError:
                 raise
             except DuetimeError as error:
@@ -282,8 +285,8 @@ class DurableDoor:
         answers = await self._service.create_many(news)
         self._telemetry.created("durable", sum(isinstance(answer, tuple) and answer[1] for answer in answers))
         left = iter(answers)
-        whole = [self._result(next(left)) if result is None else result for result in results]
-        return Response(200, _encode(schema.BatchOut(whole)))
+        whole = [self._result(next(left), minimal) if result is None else result for result in results]
+        return Response(200, _encode(schema.BatchOut(whole)), (JSON, MINIMAL_APPLIED) if minimal else (JSON,))
 
     def _asked(self, body: bytes) -> Sequence[schema.CreateTimer | InvalidInput]:
         """Each timer of a batch, or what is wrong with it. They are read all at once, and one by one if that fails."""
@@ -301,10 +304,8 @@ class DurableDoor:
         except InvalidInput as error:
             return error
 
-    def _result(self, answer: tuple[Timer, bool] | DuetimeError) -> schema.BatchResult:
-        if isinstance(answer, DuetimeError):
-            return self._refused(answer)
-        return schema.BatchResult(200, timer=shown_timer(answer[0]))
+    def _result(self, answer: tuple[Timer, bool] | DuetimeError, minimal: bool) -> schema.BatchResult:
+        return self._refused(answer) if isinstance(answer, DuetimeError) else _made(answer[0], minimal)
 
     def _refused(self, error: DuetimeError) -> schema.BatchResult:
         status, failure = self._failure(error)
@@ -487,6 +488,16 @@ def _not_ahead() -> InvalidInput:
 
 def _ok(timer: Timer) -> Response:
     return Response(200, _encode(shown_timer(timer)))
+
+
+def _made(timer: Timer, minimal: bool) -> schema.BatchResult:
+    return schema.BatchResult(200, id=timer.id) if minimal else schema.BatchResult(200, timer=shown_timer(timer))
+
+
+def _prefers_minimal(request: Request) -> bool:
+    """Whether a client wants no more of an answer than it needs (RFC 7240); what it prefers besides is its own."""
+    preferences = (request.header(b"prefer") or b"").lower().split(b",")
+    return any(one.partition(b";")[0].replace(b'"', b"").strip() == b"return=minimal" for one in preferences)
 
 
 def _camel(name: str) -> str:

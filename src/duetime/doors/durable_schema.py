@@ -287,10 +287,11 @@ class Failure(Struct, rename="camel"):
 
 
 class BatchResult(Struct, rename="camel", omit_defaults=True):
-    """What became of one timer of a batch: the timer, or its error."""
+    """What became of one timer of a batch: the timer, or its id where that is enough, or its error."""
 
     status: Annotated[int, Meta(description="what a create of its own would have answered", examples=[200, 409])]
     timer: Timer | UnsetType = UNSET
+    id: Annotated[str, Meta(description="in the place of the timer, with `Prefer: return=minimal`")] | UnsetType = UNSET
     error: Failure | UnsetType = UNSET
 
 

@@ -143,7 +143,7 @@ def _types(operations: Sequence[Operation]) -> Iterable[Any]:
         if operation.takes is not None:
             yield operation.takes
         yield from (kind for kind in operation.gives.values() if kind is not None)
-        yield from (_query_type(parameter) for parameter in operation.query)
+        yield from (_given_type(parameter) for parameter in operation.given)
         yield from (kind for _, kind in _path_parameters(operation))
 
 
@@ -176,9 +176,9 @@ def _operation(operation: Operation, schemas: _Schemas) -> Json:
     parameters = [
         _parameter(name, "path", kind, schemas) | {"required": True} for name, kind in _path_parameters(operation)
     ]
-    for given in operation.query:
+    for given in operation.given:
         described_by = {"description": given.description}
-        parameters.append(_parameter(given.name, "query", _query_type(given), schemas) | described_by)
+        parameters.append(_parameter(given.name, given.place, _given_type(given), schemas) | described_by)
     if parameters:
         described["parameters"] = parameters
     if operation.takes is not None:
@@ -213,7 +213,7 @@ def _path_parameters(operation: Operation) -> list[tuple[str, Any]]:
     return found
 
 
-def _query_type(parameter: Parameter) -> Any:
+def _given_type(parameter: Parameter) -> Any:
     return schema.PARAMETERS.get(parameter.name, parameter.type)
 
 

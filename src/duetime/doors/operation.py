@@ -13,11 +13,12 @@ from duetime.doors.http import Handler
 
 
 class Parameter(Struct, frozen=True):
-    """A parameter of the query."""
+    """A parameter of the query, or a header."""
 
     name: str
     type: Any
     description: str
+    place: str = "query"
 
 
 class Operation(Struct, frozen=True, kw_only=True):
@@ -28,7 +29,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     handler: Handler
     takes: type | None = None
     gives: Mapping[int, type | None]
-    query: Sequence[Parameter] = ()
+    given: Sequence[Parameter] = ()  # besides those in the path
     refuses: Sequence[int] = ()  # the statuses of errors besides 401, 500 and 503
 
     @property
