@@ -42,7 +42,7 @@ OURS = {
 PEERS = "peers"
 ROUNDS = 3
 ROUNDS_LONG = 2
-LONG = ("sustained", "steady", "commands", "pending", PEERS)
+LONG = ("commands", "pending", PEERS)
 
 
 class Turn(NamedTuple):

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from bench.peers import Figures
 
 TITLE = "Peers"
-SINGLES, BATCHED, HERD, SUSTAINED = (
+SINGLES, BATCHED, HERD, SUSTAINED, SUSTAINED_SINGLES = (
     "singles_per_second",
     "batched_per_second",
     "herd_per_second",
     "sustained_per_second",
+    "sustained_singles_per_second",
 )
 GIVEN = "herd"
 """How many due at one instant a peer was given."""

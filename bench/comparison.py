@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import against, batches, herd
+from bench import against, batches, herd, sustained
 from bench.results import Results
 from bench.setups import POSTGRES, SQLITE
 from bench.tables import Format, Table, ms, number, rate
@@ -17,6 +17,7 @@ COLUMNS: tuple[tuple[str, str, Format], ...] = (
     ("lateness p99", "p99_ms", ms),
     ("CPU per timer", "cpu_ms_per_timer", ms),
     ("end to end", against.SUSTAINED, rate),
+    ("end to end, one by one", against.SUSTAINED_SINGLES, rate),
 )
 Figures = dict[str, float | None]
 
@@ -40,6 +41,7 @@ def _ours(results: Results, setup: str) -> Figures:
         "p99_ms": at_once.median(part, "p99_ms"),
         "cpu_ms_per_timer": None if service is None else (service + (database or 0.0)) * 1000,
         against.SUSTAINED: results.of("sustained").median(setup, "per_second"),
+        against.SUSTAINED_SINGLES: results.of("sustained").median(sustained.single_name(setup), "per_second"),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.machine import busy_share
 from bench.pgbench import inserts
-from bench.processes import KEY, WRK, BenchError, Process, bare, worker, wrk
+from bench.processes import KEY, UVICORN, WRK, BenchError, Process, bare, on_uvicorn, worker, wrk
 from bench.rounds import Bench, Part, Parts, Sample, Samples
 from bench.setups import POSTGRES, SETUPS, SQLITE, Setup
 from bench.tables import Table, across, ms, percent, rate, us
@@ -20,6 +20,7 @@ AHEAD_MS = 7 * 86_400_000
 WARM_SECONDS = 0.5  # a new database grows its files and a new process its caches; the peers have as long
 HEADERS = {"X-API-Key": KEY}
 BARE, BARE_WRK, PGBENCH = "bare server", "bare server, by wrk", "pgbench, single inserts"
+BARE_UVICORN = "bare application on uvicorn"
 SINGLE, HUNDRED = "SQLite, single inserts", "SQLite, inserts by 100"
 
 
@@ -55,7 +56,9 @@ async def measured(
 def parts(bench: Bench) -> Parts:
     seconds = 2.0 if bench.quick else 3.0
     made: dict[str, Part] = {setup.name: partial(_durable, bench, setup, seconds) for setup in bench.setups}
-    made[BARE] = partial(_bare, bench, seconds - 1)
+    made[BARE] = partial(_bare, bench, bare, seconds - 1)
+    if UVICORN.exists():
+        made[BARE_UVICORN] = partial(_bare, bench, on_uvicorn, seconds - 1)
     if WRK:
         made[BARE_WRK] = partial(_bare_wrk, bench, seconds - 1)
     for setup in bench.setups:
@@ -68,7 +71,7 @@ def parts(bench: Bench) -> Parts:
     made[HUNDRED] = partial(_ceiling, bench, sqlite, what="raw", batch=100, seconds=1.0)
     if bench.postgres is not None:
         made[PGBENCH] = partial(
-            inserts, bench.postgres, clients=CONNECTIONS, seconds=round(seconds), directory=bench.directory
+            inserts, bench.postgres, bench.url, clients=CONNECTIONS, seconds=round(seconds), directory=bench.directory
         )
     return made
 
@@ -83,8 +86,8 @@ async def _durable(bench: Bench, setup: Setup, seconds: float) -> Sample:
         await setup.drop(address)
 
 
-async def _bare(bench: Bench, seconds: float) -> Sample:
-    async with bare(bench.directory) as server:
+async def _bare(bench: Bench, serve: Any, seconds: float) -> Sample:
+    async with serve(bench.directory) as server:
         await load(bench, server, WARM_SECONDS)
         return await measured(bench, server, seconds)
 
@@ -115,7 +118,7 @@ def tables(samples: Samples) -> list[Table]:
         ("CPU of the database per create", "store_cpu", us),
         ("the machine was busy", "busy", percent),
     )
-    ceilings = [BARE, BARE_WRK, store_name(SQLITE), store_name(POSTGRES), SINGLE, HUNDRED, PGBENCH]
+    ceilings = [BARE_UVICORN, BARE, BARE_WRK, store_name(SQLITE), store_name(POSTGRES), SINGLE, HUNDRED, PGBENCH]
     beside = []
     for name in ceilings:
         per_second = samples.median(name, "per_second")

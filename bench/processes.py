@@ -26,6 +26,7 @@ WORKER_SECONDS_MAX = 180.0
 LINE_BYTES_MAX = 1 << 24
 _ROOT = Path(__file__).resolve().parent.parent
 NATS = Path(sys.executable).parent / "nats-server"
+UVICORN = _ROOT / ".venv-bench/bin/uvicorn"
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -197,6 +198,23 @@ async def bare(directory: Path) -> AsyncIterator[Process]:
     """The server without a store."""
     port = free_port()
     process = await _spawn(sys.executable, "-m", "bench.bare", str(port), KEY, directory=directory)
+    server = Process(process, port)
+    try:
+        await server.ready()
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def on_uvicorn(directory: Path) -> AsyncIterator[Process]:
+    """The bare application of ``bench.asgi``."""
+    port = free_port()
+    process = await _spawn(
+        *(str(UVICORN), "asgi:app", "--app-dir", str(_ROOT / "bench"), "--port", str(port)),
+        *("--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning"),
+        directory=directory,
+    )
     server = Process(process, port)
     try:
         await server.ready()

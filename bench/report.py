@@ -70,7 +70,8 @@ alone: `python -m bench --only herd`.
 
 ## The bars
 
-What the design asks for, and what was measured in this run. A second worker can add half only where {second:g} times \
+What Duetime is held to, what it aims at, and what was measured in this run; decision 22 says what each bar means and \
+why. A second worker can add half only where {second:g} times \
 what is busy with one fits the machine, so bar 7 is judged where at most {busy} of it was. The setup with two workers \
 has leases of {lease} instead of 10 s, so that they have shared the shards out soon after the start.
 """
@@ -82,8 +83,11 @@ documents recommend. {count:,} timers are due at one instant, fewer for those th
 the bars of it are judged by those that had {count:,}. The CPU is that of all its processes and its store then.
 """
 _TEXTS = {
-    "creates": "`POST /timers` of about 300 bytes from 64 connections, each answered after its commit.",
-    "batches": "`POST /api/v1/timers/batch` from 4 connections.",
+    "creates": "`POST /timers` of about 300 bytes from 64 connections, each answered after its commit. pgbench writes "
+    "the same rows into the same table, one commit each, from as many connections; SQLite's single inserts are rows of "
+    "that size.",
+    "batches": "`POST /api/v1/timers/batch` from 4 connections, answered with the ids (`Prefer: return=minimal`). The "
+    "peers' figure is that of a library call, which answers with ids or with nothing.",
     "herd": "The timers are in the store; the clock starts at the instant at which all are due.",
     "sustained": "Made over HTTP, due a second later, delivered and recorded, all at the same time. In batches no more "
     "is made while 24,000 are on the way, so it is a rate that can be kept up.",

@@ -30,18 +30,19 @@ AHEAD_MS = 1_000
 BATCH = 500  # as large as those of the peers
 CONNECTIONS = 4
 ON_THE_WAY_MAX = 24_000
+IN_BATCHES, ONE_BY_ONE = f"in batches of {BATCH}", "one by one"
 LOOK_SECONDS = 0.005
 SETTLE_SECONDS = 1.0
 
 
 def single_name(setup: str) -> str:
-    return f"{setup}, one by one"
+    return f"{setup}, {ONE_BY_ONE}"
 
 
 def parts(bench: Bench) -> Parts:
     made: dict[str, Part] = {setup.name: partial(_measure, bench, setup, _in_batches) for setup in bench.setups}
-    if not bench.quick:
-        made |= {single_name(setup.name): partial(_measure, bench, setup, _one_by_one) for setup in bench.setups}
+    singly = [setup for setup in bench.setups if setup.workers == 1 or not bench.quick]
+    made |= {single_name(setup.name): partial(_measure, bench, setup, _one_by_one) for setup in singly}
     return made
 
 
@@ -126,8 +127,8 @@ async def _post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body
 def tables(samples: Samples) -> list[Table]:
     made = []
     for title, names in (
-        (f"in batches of {BATCH}", SETUPS),
-        ("one by one", [single_name(setup) for setup in SETUPS]),
+        (IN_BATCHES, SETUPS),
+        (ONE_BY_ONE, [single_name(setup) for setup in SETUPS]),
     ):
         lines = across(
             samples,

@@ -28,6 +28,7 @@ class Figures(msgspec.Struct):
     herd_per_second: float | None = None  # N due at one instant T: N / (last arrival - T)
     herd_lateness_ms: list[float] = []  # 101 values: percentiles 0..100 of arrival - T
     sustained_per_second: float | None = None  # end to end: scheduled, delivered and recorded, as fast as it keeps up
+    sustained_singles_per_second: float | None = None  # the same, scheduled one by one
     steady_lateness_ms: list[float] = []  # 101 percentiles at 100/s, [] if not measured
     cpu_ms_per_timer: float | None = None  # of workers and store in the herd
     error: str = ""  # could not run, or not to the end: why; what was measured before it counts
@@ -156,5 +157,10 @@ async def _measure(
         if not quick and fired.per_second > STEADY_PER_SECOND:  # else it would not be a modest rate
             say(f"{figures.name}: a steady rate")
             figures.steady_lateness_ms = await measuring.steady(10, singles)
-        say(f"{figures.name}: end to end")
-        figures.sustained_per_second = await measuring.sustained(6.0 if quick else 10.0, batch, fired.per_second)
+        seconds = 6.0 if quick else 10.0
+        say(f"{figures.name}: end to end, one by one")
+        one_by_one = await measuring.sustained(seconds, 1, min(singles, fired.per_second))
+        figures.sustained_per_second = figures.sustained_singles_per_second = one_by_one
+        if peer.batches:
+            say(f"{figures.name}: end to end, in batches")
+            figures.sustained_per_second = await measuring.sustained(seconds, batch, fired.per_second)

@@ -25,6 +25,7 @@ HEADINGS = (
     "steady p50",
     "p99",
     "end to end/s",
+    "one by one/s",
     "CPU ms",
 )
 
@@ -49,6 +50,7 @@ def row(figures: Figures) -> tuple[str, ...]:
         percentile(figures.steady_lateness_ms, 50),
         percentile(figures.steady_lateness_ms, 99),
         number(figures.sustained_per_second),
+        number(figures.sustained_singles_per_second),
         number(figures.cpu_ms_per_timer, 2),
     )
 

@@ -65,8 +65,8 @@ def test_the_table_shows_what_was_measured_and_what_was_not() -> None:
     late = [float(percent) for percent in range(101)]
     some = Figures("some", "1.2", singles_per_second=1234.5, herd_lateness_ms=late, cpu_ms_per_timer=0.256)
     lines = table([HEADINGS, row(some), row(Figures("none"))]).splitlines()
-    assert lines[1].split() == ["some", "1.2", "1,234", "–", "–", "–", "50", "99", "–", "–", "–", "0.26"]
-    assert lines[2].split() == ["none", *"–" * 10]
+    assert lines[1].split() == ["some", "1.2", "1,234", "–", "–", "–", "50", "99", "–", "–", "–", "–", "0.26"]
+    assert lines[2].split() == ["none", *"–" * 11]
     assert len({len(line) for line in lines}) == 1
 
 

@@ -19,7 +19,7 @@ def with_creates(ours: float, bare: float, peer: float) -> Results:
     results = some()
     for setup in ("SQLite", "PostgreSQL"):
         results.add("creates", setup, {"per_second": ours, "p50_ms": 1.0})
-    results.add("creates", "bare server", {"per_second": bare})
+    results.add("creates", "bare application on uvicorn", {"per_second": bare})
     late = [float(n) for n in range(101)]
     figures = {"version": "1", "setup": "as it comes", "singles_per_second": peer, "herd_lateness_ms": late}
     figures |= {"herd": 5_000, "herd_per_second": 1000.0}
@@ -45,8 +45,34 @@ def test_a_bar_is_held_at_its_ratio_and_not_below() -> None:
 
 def test_lateness_is_judged_by_the_soonest_peer() -> None:
     results = with_creates(1, 1, 1)
-    results.add("herd", "SQLite: 5,000", {"per_second": 3000.0, "p50_ms": 12.0, "p99_ms": 30.0})
+    results.add("herd", "SQLite: 5,000", {"per_second": 3000.0, "p50_ms": 25.0, "p99_ms": 49.6})
     assert verdicts(results, "5,000 at one instant, SQLite: lateness") == [True, False]
+
+
+def test_a_goal_is_reached_beyond_its_bar() -> None:
+    results = with_creates(1, 1, 1)
+    for setup, per_second, late_ms in (("SQLite", 3000.0, 12.0), ("PostgreSQL", 2999.0, 13.0)):
+        results.add("herd", f"{setup}: 5,000", {"per_second": per_second, "p50_ms": late_ms, "p99_ms": 60.0})
+    judged = {bar.what: (bar.held, bar.reached) for bar in bars.judge(results)}
+    assert judged["5,000 at one instant, SQLite"] == (True, True)
+    assert judged["5,000 at one instant, PostgreSQL"] == (True, False)
+    assert judged["5,000 at one instant, SQLite: lateness p50"] == (True, True)
+    assert judged["5,000 at one instant, PostgreSQL: lateness p50"] == (True, False)
+    assert judged["5,000 at one instant, SQLite: lateness p99"] == (False, False)
+    assert report.document(results, []).count("| held, and the goal ") == 2
+
+
+def test_end_to_end_like_is_judged_by_like() -> None:
+    results = some()
+    for part, per_second in (("SQLite", 1100.0), ("SQLite, one by one", 300.0)):
+        results.add("sustained", part, {"per_second": per_second})
+    late = {"version": "1", "setup": "", "herd_lateness_ms": []}
+    results.add("peers", "quick", {**late, "sustained_per_second": 1000.0, "sustained_singles_per_second": 50.0})
+    results.add("peers", "even", {**late, "sustained_per_second": 100.0, "sustained_singles_per_second": 100.0})
+    assert verdicts(results, "end to end, SQLite") == [True, True]
+    results.samples["sustained"]["SQLite, one by one"] = [{"per_second": 299.0}]
+    results.samples["sustained"]["SQLite"] = [{"per_second": 1099.0}]
+    assert verdicts(results, "end to end, SQLite") == [False, False]
 
 
 def test_a_herd_is_judged_by_peers_that_were_given_as_many() -> None:
