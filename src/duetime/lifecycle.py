@@ -5,7 +5,7 @@
     executing → failed           settle, when the policy is exhausted; give_up, when outcomes keep getting lost
     executing → pending          settle, for a retry or a reschedule; defer, when no attempt was made after all
     pending → canceled           cancel
-    pending → pending            amend
+    pending → pending            amend; command, when a broker's command is about a timer that is there
     pending or final → pending   renew, when a new timer takes the place of an old one
     final → pending              replay
 
@@ -125,6 +125,31 @@ def amend(
         **_new_firing(timer),
         **changes,
     )
+
+
+def command(timer: Timer, *, execute_at: int, mark: str, now: int) -> Timer:
+    """A broker's command about a timer that is there moves it while it is pending, unless a later one has been here: a
+    command whose taker died is given out again, and may come behind others.
+
+    Later is what the stream took later: by its number, or by its time where the numbers of a new stream begin anew.
+    """
+    latest = _place(timer.fingerprint)
+    if timer.status is not Status.PENDING or (latest and not _is_later(_place(mark), latest)):
+        return timer
+    # A timer that another door made keeps what tells a repeat of that request.
+    kept = mark if latest or not timer.fingerprint else timer.fingerprint
+    if execute_at != timer.execute_at:
+        return amend(timer, now=now, execute_at=execute_at, fingerprint=kept)
+    return timer if kept == timer.fingerprint else replace(timer, fingerprint=kept)
+
+
+def _place(mark: str) -> tuple[int, ...]:
+    """The number and the time of a command; nothing for what is no mark of one."""
+    return tuple(map(int, mark.split("@"))) if "@" in mark else ()
+
+
+def _is_later(place: tuple[int, ...], than: tuple[int, ...]) -> bool:
+    return any(one > other for one, other in zip(place, than, strict=True))
 
 
 def renew(before: Timer, new: Timer) -> Timer:

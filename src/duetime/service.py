@@ -11,6 +11,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from random import getrandbits
 
@@ -157,31 +158,31 @@ class Service:
         return {place: check for place, check in zip(places, checks, strict=True) if isinstance(check, DuetimeError)}
 
     async def schedule_many(self, news: Sequence[NewTimer]) -> list[DuetimeError | None]:
-        """Make these timers in one durable write. One that is pending already is moved to the new time, one that has
-        been fired is left alone: a command may come more than once. Namespaces are made as they are needed."""
+        """Make the timers of these commands in one durable write. One that is pending already is moved to the new time,
+        one that has been fired is left alone: a command may come more than once, and behind later ones, which its mark
+        tells (``fingerprint``). Namespaces are made as they are needed."""
         for name in {new.namespace for new in news} - self._namespaces.keys():
             await self.create_namespace(name, shards=None, retention_ms=None)
         timers = [await self._made(new) for new in news]
         taken = await self._store.put_many(timers) if timers else []
         errors: list[DuetimeError | None] = [None] * len(timers)
-        moved: dict[tuple[str, str], int] = {}  # by an earlier one of these
         for place, (timer, there) in enumerate(zip(timers, taken, strict=True)):
-            if there is None or there.status is not Status.PENDING:
+            commanded = partial(self._commanded, timer)
+            if there is None or commanded(there) is there:
                 continue
-            key = timer.namespace, timer.id
-            if moved.get(key, there.execute_at) != timer.execute_at:
-                moved[key] = timer.execute_at
-                try:
-                    await self.update(
-                        timer.namespace, timer.id, execute_at=timer.execute_at, change=lambda definition: definition
-                    )
-                except (TimerNotPending, TimerNotFound):
-                    pass  # It was fired or removed meanwhile.
-                except DuetimeError as error:
-                    errors[place] = error
+            try:
+                await self._change(timer.namespace, timer.id, commanded)
+            except TimerNotFound:
+                pass  # It was removed meanwhile.
+            except DuetimeError as error:
+                errors[place] = error
         if timers:
             self._nudge(min(timer.fire_at for timer in timers))
         return errors
+
+    def _commanded(self, new: Timer, there: Timer) -> Timer:
+        """What the command that would have made ``new`` makes of the timer in its place."""
+        return lifecycle.command(there, execute_at=new.execute_at, mark=new.fingerprint, now=self.clock.now())
 
     async def upsert(self, new: NewTimer) -> Timer:
         """Write a timer, in the place of the one with its identity if there is one that is not executing."""

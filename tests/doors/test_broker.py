@@ -250,6 +250,26 @@ class TestRepeat:
         broker.settled()
         assert _stored(door, acme, "call") == before
 
+    def test_one_that_is_given_out_again_behind_a_later_one_moves_nothing(
+        self, own: Nats, serve: Callable[..., Durable], tmp_path: Path
+    ) -> None:
+        with Orchestrator(own.url) as broker:
+            service = serve(tmp_path, TIMER_BROKER_URL=own.url)
+            broker.ready()
+            assert service.terminate() == 0
+            acme, later = tenant(), "2999-01-02T00:00:00.000Z"
+            broker.send(acme, "call", FAR)
+            taker = broker.run(broker.js.pull_subscribe_bind("duetime", COMMANDS_STREAM))
+            [taken] = broker.run(taker.fetch(1))  # by an instance that died with it
+            broker.send(acme, "call", later)
+            service = serve(tmp_path, TIMER_BROKER_URL=own.url)
+            assert _stored(service, acme, "call")["executeAt"] == later
+            broker.run(taken.nak())
+            broker.settled()
+            assert _stored(service, acme, "call")["executeAt"] == later
+            broker.send(acme, "call", FAR)
+            until("it was moved", lambda: _stored(service, acme, "call")["executeAt"] == FAR)
+
     def test_it_is_ignored_once_reached(self, door: Durable, broker: Orchestrator) -> None:
         acme = tenant()
         broker.send(acme, "call", door.ahead(-1))

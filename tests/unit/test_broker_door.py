@@ -17,7 +17,7 @@ from duetime.telemetry import Telemetry
 from duetime.timetext import parse_time
 from tests.clocks import ManualClock
 
-FAR, LATER = "2999-01-01T00:00:00.000Z", "2999-01-02T00:00:00.000Z"
+SOONER, FAR, LATER = "2998-01-01T00:00:00.000Z", "2999-01-01T00:00:00.000Z", "2999-01-02T00:00:00.000Z"
 
 
 class CountingStore(MemoryStore):
@@ -41,7 +41,7 @@ class ListBroker:
     connected = True
 
     def __init__(self) -> None:
-        self.answers: dict[str, str] = {}
+        self.answers: dict[int, str] = {}
         self.letters: list[tuple[bytes, dict[str, str], str]] = []
         self.failure: list[BrokerError] = []
         self.waiting: asyncio.Queue[Sequence[Command]] = asyncio.Queue()
@@ -91,7 +91,7 @@ class World:
     def command(self, call: str = "call", due: str = FAR, data: bytes | None = None, **fields: Any) -> Command:
         self._sent += 1
         asked = {"tenantId": "acme", "serviceCallId": call, "dueAt": due, **fields}
-        return Command("in.acme", json.dumps(asked).encode() if data is None else data, str(self._sent), None)
+        return Command("in.acme", json.dumps(asked).encode() if data is None else data, self._sent, self._sent, None)
 
     async def due(self, call: str = "call") -> int:
         return (await self.service.get("acme", call)).execute_at
@@ -119,7 +119,7 @@ def test_what_is_bad_is_buried_and_the_rest_is_one_write() -> None:
     async def test(world: World) -> None:
         await world.door.handle([world.command("a"), world.command(data=b"bad"), world.command("b")])
         assert world.store.writes == [2]
-        assert world.broker.answers == {"1": "done", "2": "never", "3": "done"}
+        assert world.broker.answers == {1: "done", 2: "never", 3: "done"}
         [(body, headers, id)] = world.broker.letters
         assert body == b"bad" and headers["duetime-subject"] == "in.acme" and id == "in.acme-2"
 
@@ -129,7 +129,7 @@ def test_what_is_bad_is_buried_and_the_rest_is_one_write() -> None:
 def test_only_bad_ones_write_nothing() -> None:
     async def test(world: World) -> None:
         await world.door.handle([world.command(data=b"")])
-        assert world.store.writes == [] and world.broker.answers == {"1": "never"}
+        assert world.store.writes == [] and world.broker.answers == {1: "never"}
 
     run(test)
 
@@ -138,7 +138,7 @@ def test_nothing_is_answered_before_it_is_written() -> None:
     async def test(world: World) -> None:
         world.store.fails = True
         await world.door.handle([world.command("a"), world.command(data=b"bad"), world.command("b")])
-        assert world.broker.answers == {"1": "again", "2": "never", "3": "again"}
+        assert world.broker.answers == {1: "again", 2: "never", 3: "again"}
 
     run(test)
 
@@ -147,10 +147,10 @@ def test_a_dead_letter_that_is_not_kept_leaves_its_command_alive() -> None:
     async def test(world: World) -> None:
         world.broker.failure = [BrokerAway("away")]
         await world.door.handle([world.command(data=b"bad"), world.command("a")])
-        assert world.broker.answers == {"1": "again", "2": "done"}
+        assert world.broker.answers == {1: "again", 2: "done"}
         world.broker.failure = [BrokerError("no stream")]
         await world.door.handle([world.command(data=b"bad")])
-        assert world.broker.answers["3"] == "again" and world.broker.letters == []
+        assert world.broker.answers[3] == "again" and world.broker.letters == []
 
     run(test)
 
@@ -161,14 +161,14 @@ def test_a_dead_letter_that_is_too_large_is_cut() -> None:
         await world.door.handle([world.command(data=b"x" * 300_000)])
         [(body, headers, _)] = world.broker.letters
         assert body == b"x" * 150_000 and headers["duetime-size"] == "300000"
-        assert world.broker.answers == {"1": "never"}
+        assert world.broker.answers == {1: "never"}
 
     run(test)
 
 
 def test_headers_of_a_dead_letter_are_plain() -> None:
     async def test(world: World) -> None:
-        await world.door.handle([Command("in.ü", b'{"a": 1e999}', "1", None)])
+        await world.door.handle([Command("in.ü", b'{"a": 1e999}', 1, 1, None)])
         [(_, headers, _)] = world.broker.letters
         assert all(value.isascii() and value.isprintable() for value in headers.values())
 
@@ -179,7 +179,7 @@ def test_a_repeat_in_the_same_batch_moves_it() -> None:
     async def test(world: World) -> None:
         await world.door.handle([world.command(due=FAR), world.command(due=LATER)])
         assert await world.due() == parse_time(LATER, "")
-        assert world.broker.answers == {"1": "done", "2": "done"}
+        assert world.broker.answers == {1: "done", 2: "done"}
 
     run(test)
 
@@ -192,6 +192,52 @@ def test_a_repeat_in_the_same_batch_moves_it_back() -> None:
     run(test)
 
 
+def test_one_that_comes_again_behind_a_later_one_moves_nothing() -> None:
+    async def test(world: World) -> None:
+        first, second, third = (world.command(due=due) for due in (FAR, LATER, LATER))
+        await world.door.handle([first])
+        await world.door.handle([second])
+        await world.door.handle([first])
+        assert await world.due() == parse_time(LATER, "")
+        moved_back = world.command(due=FAR)
+        await world.door.handle([moved_back, second, third, first])
+        assert await world.due() == parse_time(FAR, "")
+        assert set(world.broker.answers.values()) == {"done"}
+
+    run(test)
+
+
+def test_a_later_one_that_says_the_same_keeps_earlier_ones_out() -> None:
+    async def test(world: World) -> None:
+        made, late, same = (world.command(due=due) for due in (FAR, LATER, FAR))
+        await world.door.handle([made, same])
+        await world.door.handle([late])
+        assert await world.due() == parse_time(FAR, "")
+
+    run(test)
+
+
+def test_two_instances_with_an_earlier_and_a_later_one() -> None:
+    """The earlier one has seen the timer as it was before the later one moved it."""
+
+    async def test(world: World) -> None:
+        made, earlier, later = (world.command(due=due) for due in (FAR, SOONER, LATER))
+        await world.door.handle([made])
+        put_many = world.store.put_many
+
+        async def with_a_break(timers: Sequence[Timer]) -> list[Timer | None]:
+            there = await put_many(timers)
+            world.store.put_many = put_many  # type: ignore[method-assign]
+            await world.door.handle([later])
+            return there
+
+        world.store.put_many = with_a_break  # type: ignore[method-assign]
+        await world.door.handle([earlier])
+        assert await world.due() == parse_time(LATER, "")
+
+    run(test)
+
+
 def test_what_was_reached_stays_as_it_is() -> None:
     async def test(world: World) -> None:
         await world.door.handle([world.command()])
@@ -199,7 +245,7 @@ def test_what_was_reached_stays_as_it_is() -> None:
         await world.door.handle([world.command(due=LATER)])
         timer = await world.service.get("acme", "call")
         assert timer.status is Status.CANCELED and timer.execute_at == parse_time(FAR, "")
-        assert world.broker.answers == {"1": "done", "2": "done"}
+        assert world.broker.answers == {1: "done", 2: "done"}
 
     run(test)
 
@@ -214,6 +260,6 @@ def test_draining_handles_what_was_taken_and_takes_no_more() -> None:
         await running
         assert world.broker.stopped
         # Either it was not taken, or it was handled.
-        assert ("2" in world.broker.answers) == world.broker.waiting.empty()
+        assert (2 in world.broker.answers) == world.broker.waiting.empty()
 
     run(test)

@@ -124,10 +124,11 @@ def test_a_consumer_that_would_lose_commands(changes: dict[str, Any], problem: s
         assert broker._consumer_problems(ConsumerConfig(durable_name="duetime").evolve(**well)) == []
 
 
-def test_the_number_of_a_command() -> None:
-    assert nats._number("$JS.ACK.TIMER_COMMANDS.duetime.2.17.33.1700000000000000000.4") == "17"
-    assert nats._number("$JS.ACK.hub.ACCOUNT.TIMER_COMMANDS.duetime.2.17.33.1700000000000000000.4") == "17"
-    assert nats._number("$JS.ACK.hub.ACCOUNT.TIMER_COMMANDS.duetime.2.17.33.1700000000000000000.4.random") == "17"
+def test_the_number_and_the_time_of_a_command() -> None:
+    at = 1_700_000_000_000_000_000
+    assert nats._place("$JS.ACK.TIMER_COMMANDS.duetime.2.17.33.1700000000000000000.4") == (17, at)
+    assert nats._place("$JS.ACK.hub.ACCOUNT.TIMER_COMMANDS.duetime.2.17.33.1700000000000000000.4") == (17, at)
+    assert nats._place("$JS.ACK.hub.ACCOUNT.TIMER_COMMANDS.duetime.2.17.33.1700000000000000000.4.random") == (17, at)
 
 
 def test_what_a_stream_answers() -> None:

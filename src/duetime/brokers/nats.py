@@ -344,7 +344,7 @@ class NatsBroker:
             self._something.set()
             return
         self._asked = max(0, self._asked - 1)
-        command = Command(message.subject, message.data, _number(message.reply), message.reply)
+        command = Command(message.subject, message.data, *_place(message.reply), message.reply)
         if not self._taking:
             await self.again([command], delay_ms=0)
             return
@@ -418,11 +418,13 @@ class _Published(Struct):
 _published = msgspec.json.Decoder(_Published).decode
 
 
-def _number(reply: str) -> str:
-    """Which message of its stream a command is: ``$JS.ACK.<stream>.<consumer>.<deliveries>.<number>.…``, or the same
-    with a domain and an account before the stream."""
+def _place(reply: str) -> tuple[int, int]:
+    """Which message of its stream a command is, and when that took it:
+    ``$JS.ACK.<stream>.<consumer>.<deliveries>.<number>.<number of the delivery>.<nanoseconds>.…``, or the same with a
+    domain and an account before the stream."""
     tokens = reply.split(".")
-    return tokens[5 if len(tokens) == 9 else 7]
+    at = 5 if len(tokens) == 9 else 7
+    return int(tokens[at]), int(tokens[at + 2])
 
 
 def _problems(wanted: StreamConfig, there: StreamConfig) -> list[str]:

@@ -143,6 +143,7 @@ class BrokerDoor:
                 retry=UNTIL_TAKEN,
             ),
             correlation_id=correlation_id,
+            fingerprint=command.mark,
         )
 
     async def _bury(self, command: Command, error: DuetimeError) -> None:
