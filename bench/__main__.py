@@ -40,9 +40,9 @@ OURS = {
     "pending": pending,
 }
 PEERS = "peers"
-ROUNDS = 3
+ROUNDS = 5
 ROUNDS_LONG = 2
-LONG = ("commands", "pending", PEERS)
+LONG = ("steady", "commands", "pending")
 
 
 class Turn(NamedTuple):
@@ -54,7 +54,7 @@ class Turn(NamedTuple):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--full", action="store_true", help="everything, in rounds: about half an hour")
-    parser.add_argument("--rounds", type=int, help=f"[1; with --full {ROUNDS}, and {ROUNDS_LONG} of what takes long]")
+    parser.add_argument("--rounds", type=int, help=f"[1; with --full {ROUNDS}, {ROUNDS_LONG} of what takes long]")
     parser.add_argument(
         "--only", choices=(*OURS, PEERS), action="append", help="run this one alone; may be repeated; no report"
     )
@@ -73,11 +73,12 @@ def _turns(bench: Bench, names: Sequence[str]) -> list[Turn]:
     return spread(blocks or [[]], [Turn(PEERS, part, run) for part, run in peers.items()])
 
 
-def _rounds(measurement: str, full: bool) -> int:
-    """How many rounds a measurement takes part in."""
-    if not full:
-        return 1
-    return ROUNDS_LONG if measurement in LONG else ROUNDS
+def _rounds(turn: Turn, options: argparse.Namespace) -> int:
+    """How many rounds it takes part in: peers that are slow and decide no bar are in the first one only."""
+    rounds: int = options.rounds or (ROUNDS if options.full else 1)
+    if turn.measurement == PEERS:
+        return rounds if against.decides(turn.part) else 1
+    return min(rounds, ROUNDS_LONG) if options.full and turn.measurement in LONG else rounds
 
 
 async def _run(
@@ -85,10 +86,9 @@ async def _run(
 ) -> None:
     """Every second round is backwards, so that what drifts falls on all of its turns."""
     turns = _turns(bench, names)
-    often = {name: options.rounds or _rounds(name, options.full) for name in names}
-    rounds = max(often.values(), default=0)
+    rounds = max((_rounds(turn, options) for turn in turns), default=0)
     for number in range(rounds):
-        of_round = [turn for turn in turns if number < often[turn.measurement]]
+        of_round = [turn for turn in turns if number < _rounds(turn, options)]
         for place, turn in enumerate(of_round[:: 1 if number % 2 == 0 else -1], 1):
             bench.say(f"round {number + 1} of {rounds}, {place} of {len(of_round)}: {turn.measurement}: {turn.part}")
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ SINGLES, BATCHED, HERD, SUSTAINED, SUSTAINED_SINGLES = (
     "sustained_per_second",
     "sustained_singles_per_second",
 )
+Peer = tuple[str, list[float]]
+"""The name of a peer, and a figure of it in each round."""
 GIVEN = "herd"
 """How many due at one instant a peer was given."""
 
@@ -31,6 +34,13 @@ def parts(bench: Bench) -> Parts:
     from bench.peers import PEERS  # an environment of its own: the rest runs without it
 
     return {name: partial(_measure, bench, name) for name in PEERS}
+
+
+def decides(name: str) -> bool:
+    """Whether it is among those that can be the fastest."""
+    from bench.peers import PEERS
+
+    return PEERS[name].quick
 
 
 async def _measure(bench: Bench, name: str) -> dict[str, Any]:
@@ -71,18 +81,18 @@ def given(samples: Samples, count: int) -> Samples:
     return Samples({peer: of for peer, of in samples.of.items() if samples.median(peer, GIVEN) == count})
 
 
-def fastest(samples: Samples, figure: str) -> tuple[str, float] | None:
-    """The best peer by a rate."""
-    rates = {peer: value for peer in samples.of if (value := samples.median(peer, figure)) is not None}
-    best = max(rates, key=lambda peer: rates[peer], default=None)
-    return None if best is None else (best, rates[best])
+def fastest(samples: Samples, figure: str) -> Peer | None:
+    """The best peer by a rate, with that of each round."""
+    return max(_measured(samples, figure), key=lambda peer: statistics.median(peer[1]), default=None)
 
 
-def soonest(samples: Samples, figure: str) -> tuple[str, float] | None:
-    """The best peer by a lateness."""
-    late = {peer: value for peer in samples.of if (value := samples.median(peer, figure)) is not None}
-    best = min(late, key=lambda peer: late[peer], default=None)
-    return None if best is None else (best, late[best])
+def soonest(samples: Samples, figure: str) -> Peer | None:
+    """The best peer by a lateness, with that of each round."""
+    return min(_measured(samples, figure), key=lambda peer: statistics.median(peer[1]), default=None)
+
+
+def _measured(samples: Samples, figure: str) -> list[Peer]:
+    return [(peer, values) for peer in samples.of if (values := samples.each(peer, figure))]
 
 
 def tables(samples: Samples) -> list[Table]:

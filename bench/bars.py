@@ -5,15 +5,17 @@ A bar is what every run must show; a goal, where there is one, is what the desig
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 
 from msgspec import Struct
 
 from bench import against, batches, client, commands, creates, herd, pending, steady, sustained
+from bench.against import Peer
 from bench.results import Results
-from bench.rounds import Samples
+from bench.rounds import Samples, ratio
 from bench.setups import POSTGRES, POSTGRES_2, SQLITE
-from bench.tables import Table, ms, percent, rate, times
+from bench.tables import Format, Table, ms, percent, rate, times
 
 SECOND_WORKER = 1.5
 """What two workers do must be at least so many times what one does."""
@@ -74,15 +76,22 @@ def _at_least(bar: Bar, least: float, goal: float | None) -> Bar:
 
 
 def _beside(
-    number: str, what: str, ours: float | None, other: tuple[str, float] | None, least: float, goal: float | None = None
+    number: str, what: str, ours: list[float], peer: Peer | None, least: float, goal: float | None = None
 ) -> Bar:
     """Our rate beside that of a peer."""
-    bar = Bar(number, what, "")
-    if ours is None or other is None:
-        bar.why = NOT_MEASURED if ours is None else PEERS_MISSING
-    else:
-        bar.measured, bar.ratio = f"{rate(ours)} to {rate(other[1])} of {other[0]}", ours / other[1]
+    bar = _compared(Bar(number, what, ""), ours, peer, rate)
     return _at_least(bar, least, goal)
+
+
+def _compared(bar: Bar, ours: list[float], peer: Peer | None, form: Format) -> Bar:
+    """The same bar with the median of the rounds' ratios: a machine's speed differs more between rounds than within."""
+    if not ours or peer is None:
+        bar.why = PEERS_MISSING if ours else NOT_MEASURED
+        return bar
+    name, theirs = peer
+    bar.measured = f"{form(statistics.median(ours))} to {form(statistics.median(theirs))} of {name}"
+    bar.ratio = ratio(ours, theirs)
+    return bar
 
 
 def _within(
@@ -107,8 +116,8 @@ def _within(
 def _creates(samples: Samples, peers: Samples) -> Iterator[Bar]:
     for setup, inserts, least in ((SQLITE, creates.SINGLE, 2), (POSTGRES, creates.PGBENCH, 1)):
         what = f"creates one by one, {setup}"
-        ours = samples.median(setup, "per_second")
-        yield _beside("1", f"{what}: the fastest peer", ours, against.fastest(peers, against.SINGLES), 5)
+        ours, best = samples.each(setup, "per_second"), against.fastest(peers, against.SINGLES)
+        yield _beside("1", f"{what}: the fastest peer", ours, best, 5)
         yield _within("1", f"{what}: single inserts", samples, (setup, inserts), "per_second", least)
         yield _within("1", f"{what}: no store", samples, (setup, creates.BARE_UVICORN), "per_second", 0.5)
 
@@ -116,7 +125,7 @@ def _creates(samples: Samples, peers: Samples) -> Iterator[Bar]:
 def _batches(samples: Samples, peers: Samples) -> Iterator[Bar]:
     best = against.fastest(peers, against.BATCHED)
     for setup in (SQLITE, POSTGRES):
-        ours = samples.median(batches.part_name(setup, batches.SIZES[0]), "per_second")  # theirs are as large
+        ours = samples.each(batches.part_name(setup, batches.SIZES[0]), "per_second")  # theirs are as large
         yield _beside("2", f"creates in batches, {setup}", ours, best, 0.9, 1.2)
 
 
@@ -126,19 +135,16 @@ def _herd(samples: Samples, peers: Samples) -> Iterator[Bar]:
     for count in herd.SIZES:
         for setup in (SQLITE, POSTGRES):
             part, what = herd.part_name(setup, count), f"{count:,} at one instant, {setup}"
-            yield _beside("3", what, samples.median(part, "per_second"), best, 2, 3)
+            yield _beside("3", what, samples.each(part, "per_second"), best, 2, 3)
             for name in ("p50", "p99") if count == herd.SMALL else ():
-                yield _late("3", f"{what}: lateness {name}", samples.median(part, f"{name}_ms"), alike, f"{name}_ms")
+                yield _late("3", f"{what}: lateness {name}", samples, part, alike, f"{name}_ms")
 
 
-def _late(number: str, what: str, ours: float | None, peers: Samples, figure: str) -> Bar:
-    bar, beside = Bar(number, what, "≤ 0.5 ×", "≤ 0.25 ×"), against.soonest(peers, figure)
-    if ours is None or beside is None:
-        bar.why = NOT_MEASURED if ours is None else PEERS_MISSING
-        return bar
-    name, value = beside
-    bar.measured, bar.ratio = f"{ms(ours)} to {ms(value)} of {name}", ours / value
-    bar.held, bar.reached = bar.ratio <= 0.5, bar.ratio <= 0.25
+def _late(number: str, what: str, samples: Samples, part: str, peers: Samples, figure: str) -> Bar:
+    bar = Bar(number, what, "≤ 0.5 ×", "≤ 0.25 ×")
+    _compared(bar, samples.each(part, figure), against.soonest(peers, figure), ms)
+    if bar.ratio is not None:
+        bar.held, bar.reached = bar.ratio <= 0.5, bar.ratio <= 0.25
     return bar
 
 
@@ -146,9 +152,9 @@ def _sustained(samples: Samples, peers: Samples) -> Iterator[Bar]:
     singles, fastest = against.fastest(peers, against.SUSTAINED_SINGLES), against.fastest(peers, against.SUSTAINED)
     for setup, factor in ((SQLITE, 3.0), (POSTGRES, 1.5)):
         what = f"end to end, {setup}"
-        ours = samples.median(sustained.single_name(setup), "per_second")
+        ours = samples.each(sustained.single_name(setup), "per_second")
         yield _beside("4", f"{what}, {sustained.ONE_BY_ONE}", ours, singles, factor)
-        ours = samples.median(setup, "per_second")
+        ours = samples.each(setup, "per_second")
         yield _beside("4", f"{what}, {sustained.IN_BATCHES}", ours, fastest, 1.1, factor)
 
 

@@ -60,9 +60,9 @@ read the ratios, not the rates. What is compared takes turns in one run, and eac
 as it comes), every callback is a real HTTP request, and all guards and fences are on.
 
 ```
-make bench            # about six minutes
+make bench            # about eight minutes
 make bench ROUNDS=2   # twice as long, and half as noisy
-make bench-full       # about half an hour: more rounds, ten million pending timers, the peers in full
+make bench-full       # about forty minutes: more rounds, ten million pending timers, the peers in full
 ```
 
 `docs/benchmarks.json` has the raw figures, from which `python -m bench.report` makes this page. One measurement \

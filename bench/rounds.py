@@ -40,14 +40,18 @@ class Samples:
 
     def ratio(self, part: str, ceiling: str, figure: str) -> float | None:
         """The median of the rounds' ratios of one figure of two parts."""
-        pairs = zip(self.each(part, figure), self.each(ceiling, figure), strict=False)
-        ratios = [above / below for above, below in pairs if below]
-        return statistics.median(ratios) if ratios else None
+        return ratio(self.each(part, figure), self.each(ceiling, figure))
 
     def middle(self, part: str, figure: str) -> Sample | None:
         """The whole sample of the round whose figure is in the middle."""
         there = [sample for sample in self.of.get(part, ()) if sample.get(figure) is not None]
         return sorted(there, key=lambda sample: float(sample[figure]))[(len(there) - 1) // 2] if there else None
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> float | None:
+    """The median of the rounds' ratios."""
+    ratios = [one / other for one, other in zip(above, below, strict=False) if other]
+    return statistics.median(ratios) if ratios else None
 
 
 class Bench(Struct, frozen=True):

@@ -35,7 +35,7 @@ class Figures(msgspec.Struct):
 
 
 WARM_SECONDS = 0.5
-HERD, HERD_QUICK = 5_000, 1_000
+HERD, HERD_OF_SLOW = 5_000, 1_000
 """How many are due at one instant; in the quick form the slow peers, which decide no bar, get fewer."""
 
 
@@ -48,11 +48,11 @@ class Peer(msgspec.Struct, frozen=True):
     batches: bool = True
     worker_apart: bool = True
     herd_max: int | None = None  # of a herd, where more would take minutes
-    herd_quick: int = HERD_QUICK
+    quick: bool = False  # one of those that decide the bars
 
     def herd(self, asked: int, quick: bool) -> int:
         """How many of the timers asked for it is given at one instant."""
-        return min(asked, self.herd_max or asked, self.herd_quick if quick else asked)
+        return min(asked, self.herd_max or asked, HERD_OF_SLOW if quick and not self.quick else asked)
 
     @property
     def command(self) -> list[str | Path]:
@@ -65,13 +65,13 @@ PEERS: dict[str, Peer] = {
         "with_graphile_worker.mjs",
         postgres,
         "PostgreSQL; local queue of 500, 64 at once by undici, completions batched, polls every 200 ms",
-        herd_quick=HERD,
+        quick=True,
     ),
     "pg-boss": Peer(
         "with_pg_boss.mjs",
         postgres,
         "PostgreSQL; 4 workers that fetch 100 each and burst, by undici, poll every 500 ms",
-        herd_quick=HERD,
+        quick=True,
     ),
     "Procrastinate": Peer(
         "with_procrastinate.py",

@@ -62,6 +62,16 @@ def test_a_goal_is_reached_beyond_its_bar() -> None:
     assert report.document(results, []).count("| held, and the goal ") == 2
 
 
+def test_rounds_are_compared_one_by_one() -> None:
+    """A machine that is three times as fast in every second round makes no difference."""
+    results = some()
+    for ours, theirs in ((5000.0, 1000.0), (15_000.0, 3000.0), (5100.0, 1000.0), (14_000.0, 3000.0)):
+        results.add("creates", "SQLite", {"per_second": ours})
+        results.add("peers", "peer", {"version": "1", "setup": "", "singles_per_second": theirs})
+    [bar] = [bar for bar in bars.judge(results) if bar.what == "creates one by one, SQLite: the fastest peer"]
+    assert bar.ratio == 5.0 and bar.held
+
+
 def test_end_to_end_like_is_judged_by_like() -> None:
     results = some()
     for part, per_second in (("SQLite", 1100.0), ("SQLite, one by one", 300.0)):

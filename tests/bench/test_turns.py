@@ -17,9 +17,14 @@ from bench.rounds import Bench, Sample
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, turns: dict[str, list[str]], rounds: int | None = None, **samples: Sample
+    monkeypatch: pytest.MonkeyPatch,
+    turns: dict[str, list[str]],
+    *,
+    rounds: int | None = None,
+    full: bool = False,
+    **samples: Sample,
 ) -> tuple[list[str], Results]:
-    """The quick form with made-up parts: the order in which they had their turns, and the results."""
+    """A run with made-up parts: the order in which they had their turns, and the results."""
     had: list[str] = []
 
     def turn(measurement: str, part: str) -> command.Turn:
@@ -34,19 +39,26 @@ def run(
     results = Results("2030-01-02T03:04:05+00:00", "make bench", True, "a machine", {})
     receiver: Any = None
     bench = Bench(Path(), receiver, None, [], quick=True, started=time.monotonic())
-    options = argparse.Namespace(rounds=rounds, full=False, json=None)
+    options = argparse.Namespace(rounds=rounds, full=full, json=None)
     asyncio.run(command._run(bench, options, list(turns), results, Machine()))
     return had, results
 
 
 def test_every_second_round_is_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    had, results = run(monkeypatch, {"herd": ["herd"], "pending": ["few", "many"], "peers": ["peer"]}, rounds=2)
-    assert had == ["herd", "few", "many", "peer", "peer", "many", "few", "herd"]
+    turns = {"herd": ["herd"], "pending": ["few", "many"], "peers": ["pg-boss", "Celery"]}
+    had, results = run(monkeypatch, turns, rounds=2)
+    # A peer that decides no bar is measured once.
+    assert had == ["herd", "few", "many", "pg-boss", "Celery", "pg-boss", "many", "few", "herd"]
     assert len(results.samples["pending"]["few"]) == 2 and not results.failures
+
+
+def test_what_takes_long_has_fewer_rounds_in_the_full_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    had, _ = run(monkeypatch, {"herd": ["herd"], "pending": ["many"], "peers": ["Celery"]}, full=True)
+    assert [had.count(part) for part in ("herd", "many", "Celery")] == [command.ROUNDS, command.ROUNDS_LONG, 1]
 
 
 def test_what_failed_in_part_counts_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     part = {"singles_per_second": 5.0, "error": "only in part: it ended early"}
-    _, results = run(monkeypatch, {"peers": ["half", "whole"]}, half=part, whole={"error": ""})
-    assert results.of("peers").median("half", "singles_per_second") == 5.0
-    assert results.failures == [Failure("peers", "half", "only in part: it ended early")]
+    _, results = run(monkeypatch, {"peers": ["Celery", "Temporal"]}, Celery=part, Temporal={"error": ""})
+    assert results.of("peers").median("Celery", "singles_per_second") == 5.0
+    assert results.failures == [Failure("peers", "Celery", "only in part: it ended early")]
