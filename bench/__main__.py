@@ -24,7 +24,7 @@ from bench import against, batches, client, commands, creates, herd, pending, re
 from bench.machine import Machine, description
 from bench.processes import WRK, WRK_MISSING, reason, receiver
 from bench.results import Failure, Results
-from bench.rounds import Bench, Part, spread
+from bench.rounds import ROUND, Bench, Part, spread
 from bench.setups import PostgresDatabases, Sqlite
 from duetime import __version__
 from tests.postgres import Missing, Postgres
@@ -53,7 +53,7 @@ class Turn(NamedTuple):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="everything, in rounds: about half an hour")
+    parser.add_argument("--full", action="store_true", help="everything, in rounds: about forty minutes")
     parser.add_argument("--rounds", type=int, help=f"[1; with --full {ROUNDS}, {ROUNDS_LONG} of what takes long]")
     parser.add_argument(
         "--only", choices=(*OURS, PEERS), action="append", help="run this one alone; may be repeated; no report"
@@ -78,7 +78,7 @@ def _rounds(turn: Turn, options: argparse.Namespace) -> int:
     rounds: int = options.rounds or (ROUNDS if options.full else 1)
     if turn.measurement == PEERS:
         return rounds if against.decides(turn.part) else 1
-    return min(rounds, ROUNDS_LONG) if options.full and turn.measurement in LONG else rounds
+    return ROUNDS_LONG if turn.measurement in LONG and options.full and not options.rounds else rounds
 
 
 async def _run(
@@ -94,7 +94,7 @@ async def _run(
             try:
                 with watch.apart() if turn.measurement == PEERS else nullcontext():
                     sample = await turn.run()
-                results.add(turn.measurement, turn.part, sample)
+                results.add(turn.measurement, turn.part, {ROUND: number, **sample})
                 why = str(sample.get("error") or "")  # of one that was not measured to its end
             except Exception as error:  # whatever it is: the others are worth having
                 why = reason(error)

@@ -24,8 +24,8 @@ SINGLES, BATCHED, HERD, SUSTAINED, SUSTAINED_SINGLES = (
     "sustained_per_second",
     "sustained_singles_per_second",
 )
-Peer = tuple[str, list[float]]
-"""The name of a peer, and a figure of it in each round."""
+Peer = tuple[str, dict[int, float]]
+"""The name of a peer, and a figure of it by round."""
 GIVEN = "herd"
 """How many due at one instant a peer was given."""
 
@@ -40,7 +40,7 @@ def decides(name: str) -> bool:
     """Whether it is among those that can be the fastest."""
     from bench.peers import PEERS
 
-    return PEERS[name].quick
+    return PEERS[name].decides
 
 
 async def _measure(bench: Bench, name: str) -> dict[str, Any]:
@@ -83,16 +83,16 @@ def given(samples: Samples, count: int) -> Samples:
 
 def fastest(samples: Samples, figure: str) -> Peer | None:
     """The best peer by a rate, with that of each round."""
-    return max(_measured(samples, figure), key=lambda peer: statistics.median(peer[1]), default=None)
+    return max(_measured(samples, figure), key=lambda peer: statistics.median(peer[1].values()), default=None)
 
 
 def soonest(samples: Samples, figure: str) -> Peer | None:
     """The best peer by a lateness, with that of each round."""
-    return min(_measured(samples, figure), key=lambda peer: statistics.median(peer[1]), default=None)
+    return min(_measured(samples, figure), key=lambda peer: statistics.median(peer[1].values()), default=None)
 
 
 def _measured(samples: Samples, figure: str) -> list[Peer]:
-    return [(peer, values) for peer in samples.of if (values := samples.each(peer, figure))]
+    return [(peer, values) for peer in samples.of if (values := samples.by_round(peer, figure))]
 
 
 def tables(samples: Samples) -> list[Table]:

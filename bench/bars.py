@@ -6,7 +6,7 @@ A bar is what every run must show; a goal, where there is one, is what the desig
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
@@ -60,11 +60,15 @@ def table(bars: list[Bar]) -> Table:
             bar.goal,
             bar.measured,
             times(bar.ratio),
-            verdicts[bar.held] + (", and the goal" if bar.reached else "") + (f": {bar.why}" if bar.why else ""),
+            verdicts[bar.held] + _of_goal(bar) + (f": {bar.why}" if bar.why else ""),
         ]
         for bar in bars
     ]
     return Table(["", "bar", "goal", "measured", "ratio", ""], lines, texts=(0, 1, 2, 3, 5))
+
+
+def _of_goal(bar: Bar) -> str:
+    return "" if not bar.goal or not bar.held else ", and the goal" if bar.reached else ", not the goal"
 
 
 def _at_least(bar: Bar, least: float, goal: float | None) -> Bar:
@@ -76,20 +80,21 @@ def _at_least(bar: Bar, least: float, goal: float | None) -> Bar:
 
 
 def _beside(
-    number: str, what: str, ours: list[float], peer: Peer | None, least: float, goal: float | None = None
+    number: str, what: str, ours: Mapping[int, float], peer: Peer | None, least: float, goal: float | None = None
 ) -> Bar:
     """Our rate beside that of a peer."""
     bar = _compared(Bar(number, what, ""), ours, peer, rate)
     return _at_least(bar, least, goal)
 
 
-def _compared(bar: Bar, ours: list[float], peer: Peer | None, form: Format) -> Bar:
+def _compared(bar: Bar, ours: Mapping[int, float], peer: Peer | None, form: Format) -> Bar:
     """The same bar with the median of the rounds' ratios: a machine's speed differs more between rounds than within."""
     if not ours or peer is None:
         bar.why = PEERS_MISSING if ours else NOT_MEASURED
         return bar
     name, theirs = peer
-    bar.measured = f"{form(statistics.median(ours))} to {form(statistics.median(theirs))} of {name}"
+    medians = [form(statistics.median(of.values())) for of in (ours, theirs)]
+    bar.measured = f"{medians[0]} to {medians[1]} of {name}"
     bar.ratio = ratio(ours, theirs)
     return bar
 
@@ -103,20 +108,17 @@ def _within(
     least: float,
     goal: float | None = None,
 ) -> Bar:
-    """The same of two parts of one measurement, by the median of the rounds' ratios."""
-    bar = Bar(number, what, "", ratio=samples.ratio(*pair, figure))
-    ours, other = (samples.median(part, figure) for part in pair)
-    if bar.ratio is None or ours is None or other is None:
-        bar.why = NOT_MEASURED
-    else:
-        bar.measured = f"{rate(ours)} to {rate(other)} of {pair[1]}"
+    """The same of two parts of one measurement."""
+    ours, other = (samples.by_round(part, figure) for part in pair)
+    bar = _compared(Bar(number, what, ""), ours, (pair[1], other) if other else None, rate)
+    bar.why = bar.why and NOT_MEASURED
     return _at_least(bar, least, goal)
 
 
 def _creates(samples: Samples, peers: Samples) -> Iterator[Bar]:
     for setup, inserts, least in ((SQLITE, creates.SINGLE, 2), (POSTGRES, creates.PGBENCH, 1)):
         what = f"creates one by one, {setup}"
-        ours, best = samples.each(setup, "per_second"), against.fastest(peers, against.SINGLES)
+        ours, best = samples.by_round(setup, "per_second"), against.fastest(peers, against.SINGLES)
         yield _beside("1", f"{what}: the fastest peer", ours, best, 5)
         yield _within("1", f"{what}: single inserts", samples, (setup, inserts), "per_second", least)
         yield _within("1", f"{what}: no store", samples, (setup, creates.BARE_UVICORN), "per_second", 0.5)
@@ -125,7 +127,7 @@ def _creates(samples: Samples, peers: Samples) -> Iterator[Bar]:
 def _batches(samples: Samples, peers: Samples) -> Iterator[Bar]:
     best = against.fastest(peers, against.BATCHED)
     for setup in (SQLITE, POSTGRES):
-        ours = samples.each(batches.part_name(setup, batches.SIZES[0]), "per_second")  # theirs are as large
+        ours = samples.by_round(batches.part_name(setup, batches.SIZES[0]), "per_second")  # theirs are as large
         yield _beside("2", f"creates in batches, {setup}", ours, best, 0.9, 1.2)
 
 
@@ -135,14 +137,14 @@ def _herd(samples: Samples, peers: Samples) -> Iterator[Bar]:
     for count in herd.SIZES:
         for setup in (SQLITE, POSTGRES):
             part, what = herd.part_name(setup, count), f"{count:,} at one instant, {setup}"
-            yield _beside("3", what, samples.each(part, "per_second"), best, 2, 3)
+            yield _beside("3", what, samples.by_round(part, "per_second"), best, 2, 3)
             for name in ("p50", "p99") if count == herd.SMALL else ():
                 yield _late("3", f"{what}: lateness {name}", samples, part, alike, f"{name}_ms")
 
 
 def _late(number: str, what: str, samples: Samples, part: str, peers: Samples, figure: str) -> Bar:
     bar = Bar(number, what, "≤ 0.5 ×", "≤ 0.25 ×")
-    _compared(bar, samples.each(part, figure), against.soonest(peers, figure), ms)
+    _compared(bar, samples.by_round(part, figure), against.soonest(peers, figure), ms)
     if bar.ratio is not None:
         bar.held, bar.reached = bar.ratio <= 0.5, bar.ratio <= 0.25
     return bar
@@ -152,9 +154,9 @@ def _sustained(samples: Samples, peers: Samples) -> Iterator[Bar]:
     singles, fastest = against.fastest(peers, against.SUSTAINED_SINGLES), against.fastest(peers, against.SUSTAINED)
     for setup, factor in ((SQLITE, 3.0), (POSTGRES, 1.5)):
         what = f"end to end, {setup}"
-        ours = samples.each(sustained.single_name(setup), "per_second")
+        ours = samples.by_round(sustained.single_name(setup), "per_second")
         yield _beside("4", f"{what}, {sustained.ONE_BY_ONE}", ours, singles, factor)
-        ours = samples.each(setup, "per_second")
+        ours = samples.by_round(setup, "per_second")
         yield _beside("4", f"{what}, {sustained.IN_BATCHES}", ours, fastest, 1.1, factor)
 
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,33 +194,27 @@ async def duetime(directory: Path, database: Path | str, **settings: str) -> Asy
 
 
 @asynccontextmanager
-async def bare(directory: Path) -> AsyncIterator[Process]:
+async def _ready(directory: Path, port: int, *command: str) -> AsyncIterator[Process]:
+    server = Process(await _spawn(*command, directory=directory), port)
+    try:
+        await server.ready()
+        yield server
+    finally:
+        await server.stop()
+
+
+def bare(directory: Path) -> AbstractAsyncContextManager[Process]:
     """The server without a store."""
     port = free_port()
-    process = await _spawn(sys.executable, "-m", "bench.bare", str(port), KEY, directory=directory)
-    server = Process(process, port)
-    try:
-        await server.ready()
-        yield server
-    finally:
-        await server.stop()
+    return _ready(directory, port, sys.executable, "-m", "bench.bare", str(port), KEY)
 
 
-@asynccontextmanager
-async def on_uvicorn(directory: Path) -> AsyncIterator[Process]:
+def on_uvicorn(directory: Path) -> AbstractAsyncContextManager[Process]:
     """The bare application of ``bench.asgi``."""
     port = free_port()
-    process = await _spawn(
-        *(str(UVICORN), "asgi:app", "--app-dir", str(_ROOT / "bench"), "--port", str(port)),
-        *("--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning"),
-        directory=directory,
-    )
-    server = Process(process, port)
-    try:
-        await server.ready()
-        yield server
-    finally:
-        await server.stop()
+    listen = ("--app-dir", str(_ROOT / "bench"), "--port", str(port))
+    quick = ("--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning")
+    return _ready(directory, port, str(UVICORN), "asgi:app", *listen, *quick)
 
 
 @asynccontextmanager

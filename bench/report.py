@@ -80,7 +80,8 @@ _ROUNDS = "one round"
 _PEERS = """\
 What a user would pick otherwise, doing the same job: a durable "POST this JSON to that URL at T", set up as its own \
 documents recommend. {count:,} timers are due at one instant, fewer for those that would take long, as the table says; \
-the bars of it are judged by those that had {count:,}. The CPU is that of all its processes and its store then.
+the bars of it are judged by those that had {count:,}. Those that are far behind have one round. The CPU is that of \
+all its processes and its store then.
 """
 _TEXTS = {
     "creates": "`POST /timers` of about 300 bytes from 64 connections, each answered after its commit. pgbench writes "

@@ -26,7 +26,7 @@ class Results(Struct):
     quick: bool
     machine: str
     versions: dict[str, str]
-    rounds: int | None = None  # where somebody asked for so many of everything
+    rounds: int | None = None  # where somebody asked for so many
     seconds: float = 0.0
     others_share: float = 0.0  # of the CPU, what others used meanwhile
     samples: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)

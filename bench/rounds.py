@@ -19,6 +19,8 @@ Sample = Mapping[str, Any]
 Part = Callable[[], Awaitable[Sample]]
 Parts = Mapping[str, Part]
 T = TypeVar("T")
+ROUND = "round"
+"""Which round a sample is of."""
 
 
 class Samples:
@@ -30,8 +32,12 @@ class Samples:
     def __contains__(self, part: str) -> bool:
         return bool(self.of.get(part))
 
+    def by_round(self, part: str, figure: str) -> dict[int, float]:
+        samples = enumerate(self.of.get(part, ()))
+        return {one.get(ROUND, place): one[figure] for place, one in samples if one.get(figure) is not None}
+
     def each(self, part: str, figure: str) -> list[float]:
-        return [sample[figure] for sample in self.of.get(part, ()) if sample.get(figure) is not None]
+        return list(self.by_round(part, figure).values())
 
     def median(self, part: str, figure: str) -> float | None:
         """None if the part did not run, or does not have the figure."""
@@ -40,7 +46,7 @@ class Samples:
 
     def ratio(self, part: str, ceiling: str, figure: str) -> float | None:
         """The median of the rounds' ratios of one figure of two parts."""
-        return ratio(self.each(part, figure), self.each(ceiling, figure))
+        return ratio(self.by_round(part, figure), self.by_round(ceiling, figure))
 
     def middle(self, part: str, figure: str) -> Sample | None:
         """The whole sample of the round whose figure is in the middle."""
@@ -48,9 +54,9 @@ class Samples:
         return sorted(there, key=lambda sample: float(sample[figure]))[(len(there) - 1) // 2] if there else None
 
 
-def ratio(above: Sequence[float], below: Sequence[float]) -> float | None:
-    """The median of the rounds' ratios."""
-    ratios = [one / other for one, other in zip(above, below, strict=False) if other]
+def ratio(above: Mapping[int, float], below: Mapping[int, float]) -> float | None:
+    """The median of the ratios of those rounds that have both."""
+    ratios = [above[number] / below[number] for number in above.keys() & below.keys() if below[number]]
     return statistics.median(ratios) if ratios else None
 
 

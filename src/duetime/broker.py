@@ -33,11 +33,6 @@ class Command(Struct, frozen=True, eq=False):
     taken_at_ns: int  # by the stream
     token: Any  # the broker's own
 
-    @property
-    def mark(self) -> str:
-        """Which command it is, for ``lifecycle.command`` to tell an earlier one from a later one."""
-        return f"{self.number}@{self.taken_at_ns}"
-
 
 class Broker(Protocol):
     @property

@@ -127,29 +127,34 @@ def amend(
     )
 
 
-def command(timer: Timer, *, execute_at: int, mark: str, now: int) -> Timer:
-    """A broker's command about a timer that is there moves it while it is pending, unless a later one has been here: a
-    command whose taker died is given out again, and may come behind others.
-
-    Later is what the stream took later: by its number, or by its time where the numbers of a new stream begin anew.
-    """
-    latest = _place(timer.fingerprint)
-    if timer.status is not Status.PENDING or (latest and not _is_later(_place(mark), latest)):
+def command(timer: Timer, *, execute_at: int, stamp: str, now: int) -> Timer:
+    """A broker's command about a timer that is there moves it until it is first fired, unless a later command has been
+    here: one whose taker died is given out again, and may come behind others."""
+    before = timer.fingerprint
+    if timer.status is not Status.PENDING or timer.started_at is not None:
         return timer
-    # A timer that another door made keeps what tells a repeat of that request.
-    kept = mark if latest or not timer.fingerprint else timer.fingerprint
+    if _is_stamp(before) and not is_later(stamp, before):
+        return timer
+    # What another door made keeps the fingerprint of that request, by which a repeat of it is known.
+    after = stamp if _is_stamp(before) or not before else before
     if execute_at != timer.execute_at:
-        return amend(timer, now=now, execute_at=execute_at, fingerprint=kept)
-    return timer if kept == timer.fingerprint else replace(timer, fingerprint=kept)
+        return amend(timer, now=now, execute_at=execute_at, fingerprint=after)
+    return timer if after == before else replace(timer, fingerprint=after)
 
 
-def _place(mark: str) -> tuple[int, ...]:
-    """The number and the time of a command; nothing for what is no mark of one."""
-    return tuple(map(int, mark.split("@"))) if "@" in mark else ()
+def stamp_of(number: int, taken_at_ns: int) -> str:
+    """What a timer keeps of a command, as its fingerprint: its number in the stream, and when the stream took it."""
+    return f"{number}@{taken_at_ns}"
 
 
-def _is_later(place: tuple[int, ...], than: tuple[int, ...]) -> bool:
-    return any(one > other for one, other in zip(place, than, strict=True))
+def _is_stamp(fingerprint: str) -> bool:
+    return "@" in fingerprint
+
+
+def is_later(stamp: str, than: str) -> bool:
+    """Whether a command is a later one: by its number, or by its time where the numbers of a new stream begin anew. In
+    doubt, as when a clock was put back, it is: one that is taken twice does less harm than one that is left out."""
+    return any(int(one) > int(other) for one, other in zip(stamp.split("@"), than.split("@"), strict=True))
 
 
 def renew(before: Timer, new: Timer) -> Timer:

@@ -140,7 +140,7 @@ class Timer(Struct, frozen=True, array_like=True):
     updated_at: int
     revision: int  # starts at a random number and goes up by one with every write
     firing: int  # the revision that started this firing: the root of its delivery id
-    fingerprint: str = ""  # of the create request, to tell a repeat from a conflict; of a command, its mark
+    fingerprint: str = ""  # of the create request, to tell a repeat from a conflict; of a command, its stamp
     correlation_id: str | None = None
     status: Status = Status.PENDING
     attempt: int = 0  # number of the latest attempt of this firing

@@ -11,7 +11,6 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from hashlib import blake2b
 from random import getrandbits
 
@@ -159,30 +158,45 @@ class Service:
 
     async def schedule_many(self, news: Sequence[NewTimer]) -> list[DuetimeError | None]:
         """Make the timers of these commands in one durable write. One that is pending already is moved to the new time,
-        one that has been fired is left alone: a command may come more than once, and behind later ones, which its mark
+        one that has been fired is left alone: a command may come more than once, and behind later ones, which its stamp
         tells (``fingerprint``). Namespaces are made as they are needed."""
         for name in {new.namespace for new in news} - self._namespaces.keys():
             await self.create_namespace(name, shards=None, retention_ms=None)
         timers = [await self._made(new) for new in news]
         taken = await self._store.put_many(timers) if timers else []
+        latest: dict[tuple[str, str], int] = {}  # which of the commands about a timer that is there counts
+        for place, timer in enumerate(timers):
+            key = timer.namespace, timer.id
+            if taken[place] is not None and (
+                key not in latest or lifecycle.is_later(timer.fingerprint, timers[latest[key]].fingerprint)
+            ):
+                latest[key] = place
         errors: list[DuetimeError | None] = [None] * len(timers)
-        for place, (timer, there) in enumerate(zip(timers, taken, strict=True)):
-            commanded = partial(self._commanded, timer)
-            if there is None or commanded(there) is there:
-                continue
-            try:
-                await self._change(timer.namespace, timer.id, commanded)
-            except TimerNotFound:
-                pass  # It was removed meanwhile.
-            except DuetimeError as error:
-                errors[place] = error
+        places = list(latest.values())
+        for start in range(0, len(places), CHANGES_AT_ONCE):
+            some = places[start : start + CHANGES_AT_ONCE]
+            failures = await asyncio.gather(*(self._command(timers[place], taken[place]) for place in some))
+            for place, failure in zip(some, failures, strict=True):
+                errors[place] = failure
         if timers:
             self._nudge(min(timer.fire_at for timer in timers))
         return errors
 
-    def _commanded(self, new: Timer, there: Timer) -> Timer:
-        """What the command that would have made ``new`` makes of the timer in its place."""
-        return lifecycle.command(there, execute_at=new.execute_at, mark=new.fingerprint, now=self.clock.now())
+    async def _command(self, new: Timer, there: Timer | None) -> DuetimeError | None:
+        """Have the command that would have made ``new`` do to the timer in its place what it still may."""
+
+        def commanded(timer: Timer) -> Timer:
+            return lifecycle.command(timer, execute_at=new.execute_at, stamp=new.fingerprint, now=self.clock.now())
+
+        if there is None or commanded(there) is there:
+            return None
+        try:
+            await self._change(new.namespace, new.id, commanded, there)
+        except TimerNotFound:
+            pass  # It was removed meanwhile.
+        except DuetimeError as error:
+            return error
+        return None
 
     async def upsert(self, new: NewTimer) -> Timer:
         """Write a timer, in the place of the one with its identity if there is one that is not executing."""

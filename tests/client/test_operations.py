@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from duetime.client import (
@@ -22,6 +23,7 @@ from duetime.client import (
     Status,
     Timer,
     Unauthorized,
+    calls,
     exchange,
 )
 from duetime.client.values import to_json
@@ -156,6 +158,8 @@ def test_a_batch_has_an_answer_for_each(client: Client) -> None:
     assert two_id == other
     [made] = client.batch_ids([{"delay": "1h", "callback_url": URL}])
     assert isinstance(made, str) and client.get(made).id == made
+    unasked = msgspec.structs.replace(calls.batch_ids(batch), headers={})  # as if a proxy had dropped them
+    assert client.run(unasked)[1] == other
 
 
 def test_cancel(client: Client) -> None:

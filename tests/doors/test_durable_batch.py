@@ -62,7 +62,7 @@ class TestResults:
         results = door.batch([item(), item(), item()])
         assert len({result["timer"]["id"] for result in results}) == 3
 
-    @pytest.mark.parametrize("prefer", ["return=minimal", "respond-async, Return=Minimal; a=b", 'return="minimal"'])
+    @pytest.mark.parametrize("prefer", ["return=minimal", "respond-async, Return = Minimal; a=b", 'return="minimal"'])
     def test_ids_are_enough_for_who_prefers_that(self, door: Durable, prefer: str) -> None:
         id, taken = f"minimal {prefer}", f"taken {prefer}"
         door.make(URL, id=taken)
@@ -74,7 +74,9 @@ class TestResults:
         assert set(made) == {"status", "id"} and door.see({"namespace": "default", **made})["status"] == "pending"
         assert [result["error"]["error"] for result in refused] == ["TIMER_CONFLICT", "INVALID_INPUT"]
 
-    @pytest.mark.parametrize("prefer", ["", "return=representation", "return=minimalist", "minimal", ",;="])
+    @pytest.mark.parametrize(
+        "prefer", ["", "return=representation, return=minimal", "return=minimalist", "minimal", ",;="]
+    )
     def test_others_get_their_timers(self, door: Durable, prefer: str) -> None:
         answer = door.api("POST", "/timers/batch", {"timers": [item()]}, headers={"X-API-Key": KEY, "Prefer": prefer})
         [result] = success(answer)["results"]

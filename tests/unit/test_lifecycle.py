@@ -182,7 +182,7 @@ def test_every_write_moves_the_revision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "mark", "moves"),
+    ("before", "stamp", "moves"),
     [
         ("7@1000", "8@1001", True),
         ("7@1000", "7@1000", False),
@@ -190,28 +190,30 @@ def test_every_write_moves_the_revision() -> None:
         ("10@1000", "9@999", False),  # as numbers, not as texts
         ("7@1000", "1@2000", True),  # a new stream counts anew
         ("7@1000", "8@900", True),  # a clock that was put back
-        ("", "1@1", True),  # made before commands left a mark
+        ("", "1@1", True),  # made before commands left a stamp
     ],
 )
-def test_a_later_command_moves_a_pending_timer(before: str, mark: str, moves: bool) -> None:
-    timer = pending(fingerprint=before, attempt=2, failures=1)
-    after = lifecycle.command(timer, execute_at=NOW + 1, mark=mark, now=NOW)
+def test_a_later_command_moves_a_pending_timer(before: str, stamp: str, moves: bool) -> None:
+    timer = pending(fingerprint=before)
+    after = lifecycle.command(timer, execute_at=NOW + 1, stamp=stamp, now=NOW)
     if not moves:
         assert after is timer
         return
-    assert (after.execute_at, after.fire_at, after.fingerprint) == (NOW + 1, NOW + 1, mark)
-    assert (after.revision, after.firing, after.attempt, after.failures) == (8, 8, 0, 0)
-    same = lifecycle.command(timer, execute_at=NOW, mark=mark, now=NOW)
-    assert same == as_if(timer, fingerprint=mark, revision=8)  # the same firing, whose attempts go on
+    assert (after.execute_at, after.fire_at, after.fingerprint) == (NOW + 1, NOW + 1, stamp)
+    assert (after.revision, after.firing) == (8, 8)
+    same = lifecycle.command(timer, execute_at=NOW, stamp=stamp, now=NOW)
+    assert same == as_if(timer, fingerprint=stamp, revision=8)
 
 
 def test_a_command_leaves_alone_what_was_reached() -> None:
-    for timer in (begun(fingerprint="1@1"), lifecycle.cancel(pending(), now=NOW), settle(begun(), OK)):
-        assert lifecycle.command(timer, execute_at=NOW + 1, mark="2@2", now=NOW) is timer
+    retried = settle(begun(fingerprint="1@1"), HTTP_500)
+    assert retried.status is Status.PENDING
+    for timer in (retried, begun(fingerprint="1@1"), lifecycle.cancel(pending(), now=NOW), settle(begun(), OK)):
+        assert lifecycle.command(timer, execute_at=NOW + 1, stamp="2@2", now=NOW) is timer
 
 
 def test_a_command_moves_what_another_door_made_and_leaves_it_its_fingerprint() -> None:
     timer = pending(fingerprint="0123456789abcdef")
-    after = lifecycle.command(timer, execute_at=NOW + 1, mark="2@2", now=NOW)
+    after = lifecycle.command(timer, execute_at=NOW + 1, stamp="2@2", now=NOW)
     assert (after.execute_at, after.fingerprint) == (NOW + 1, timer.fingerprint)
-    assert lifecycle.command(timer, execute_at=NOW, mark="2@2", now=NOW) is timer
+    assert lifecycle.command(timer, execute_at=NOW, stamp="2@2", now=NOW) is timer

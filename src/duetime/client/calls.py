@@ -395,7 +395,10 @@ def _results(body: bytes) -> list[Timer | DuetimeClientError]:
 
 
 def _ids(body: bytes) -> list[str | DuetimeClientError]:
-    return [result.id or _error(result) for result in _read(body, _Results).results]
+    # A server that knows no preferences, or is not told of them, answers with the timers.
+    return [
+        result.id or (result.timer and result.timer.id) or _error(result) for result in _read(body, _Results).results
+    ]
 
 
 def _error(result: _Result) -> DuetimeClientError:

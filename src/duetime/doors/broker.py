@@ -16,6 +16,7 @@ from msgspec import Struct
 from duetime.broker import Broker, BrokerAway, BrokerError, BrokerTimeout, Command
 from duetime.doors import wire
 from duetime.errors import DuetimeError, InvalidInput, StoreError
+from duetime.lifecycle import stamp_of
 from duetime.model import DAY_MS, SECOND_MS, BodyFormat, Definition, NatsTarget, ResponseProtocol, RetryPolicy
 from duetime.service import NewTimer, Service
 from duetime.telemetry import Telemetry
@@ -143,7 +144,7 @@ class BrokerDoor:
                 retry=UNTIL_TAKEN,
             ),
             correlation_id=correlation_id,
-            fingerprint=command.mark,
+            fingerprint=stamp_of(command.number, command.taken_at_ns),
         )
 
     async def _bury(self, command: Command, error: DuetimeError) -> None:

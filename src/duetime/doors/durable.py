@@ -495,9 +495,13 @@ def _made(timer: Timer, minimal: bool) -> schema.BatchResult:
 
 
 def _prefers_minimal(request: Request) -> bool:
-    """Whether a client wants no more of an answer than it needs (RFC 7240); what it prefers besides is its own."""
-    preferences = (request.header(b"prefer") or b"").lower().split(b",")
-    return any(one.partition(b";")[0].replace(b'"', b"").strip() == b"return=minimal" for one in preferences)
+    """Whether a client wants no more of an answer than it needs (RFC 7240); the first that it says of that counts."""
+    preferences = b",".join(value for name, value in request.headers if name == b"prefer").lower().split(b",")
+    for preference in preferences:
+        name, _, value = preference.partition(b";")[0].partition(b"=")
+        if name.strip() == b"return":
+            return value.strip().strip(b'"') == b"minimal"
+    return False
 
 
 def _camel(name: str) -> str:
