@@ -42,7 +42,7 @@ OURS = {
 PEERS = "peers"
 ROUNDS = 5
 ROUNDS_LONG = 2
-LONG = ("steady", "commands", "pending")
+LONG = ("commands", "pending")
 
 
 class Turn(NamedTuple):
