@@ -61,7 +61,7 @@ as it comes), every callback is a real HTTP request, and all guards and fences a
 
 ```
 make bench            # about eight minutes
-make bench ROUNDS=2   # twice as long, and half as noisy
+make bench ROUNDS=3   # twice as long, and half as noisy
 make bench-full       # about forty minutes: more rounds, ten million pending timers, the peers in full
 ```
 
