@@ -34,7 +34,7 @@ lint: $(READY_DEV) ## check the code (`make lint FIX=1` mends what can be mended
 types: $(READY_DEV) ## check the types
 	@$(BIN)/mypy
 
-bench: $(READY_DEV) $(READY_BENCH) ## measure throughput and lateness beside ceilings and peers, in about eight minutes
+bench: $(READY_DEV) $(READY_BENCH) ## measure throughput and lateness beside ceilings and peers, in about seven minutes
 	@$(BIN)/python -m bench $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-full: $(READY_DEV) $(READY_BENCH) ## the same in rounds and with ten million pending timers, for docs/benchmarks.md

@@ -60,7 +60,7 @@ read the ratios, not the rates. What is compared takes turns in one run, and eac
 as it comes), every callback is a real HTTP request, and all guards and fences are on.
 
 ```
-make bench            # about eight minutes
+make bench            # about seven minutes
 make bench ROUNDS=3   # twice as long, and half as noisy
 make bench-full       # about forty minutes: more rounds, ten million pending timers, the peers in full
 ```
