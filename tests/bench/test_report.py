@@ -72,6 +72,15 @@ def test_rounds_are_compared_one_by_one() -> None:
     assert bar.ratio == 5.0 and bar.held
 
 
+def test_a_round_that_failed_has_no_partner() -> None:
+    results = some()
+    for number, ours, theirs in ((0, 5000.0, 1000.0), (1, 100.0, None), (2, 16_000.0, 3000.0)):
+        results.add("creates", "SQLite", {"round": number, "per_second": ours})
+        results.add("peers", "peer", {"round": number, "version": "1", "setup": "", "singles_per_second": theirs})
+    [bar] = [bar for bar in bars.judge(results) if bar.what == "creates one by one, SQLite: the fastest peer"]
+    assert bar.ratio is not None and bar.ratio > 5
+
+
 def test_end_to_end_like_is_judged_by_like() -> None:
     results = some()
     for part, per_second in (("SQLite", 1100.0), ("SQLite, one by one", 300.0)):

@@ -264,7 +264,7 @@ class DurableDoor:
 
     async def batch(self, request: Request) -> Response:
         body = await request.body(self._batch_bytes_max)
-        minimal = _prefers_minimal(request)
+        minimal = request.prefers_minimal()
         results: list[schema.BatchResult | None] = []
         news: list[NewTimer] = []
         now = self._service.clock.now()
@@ -492,16 +492,6 @@ def _ok(timer: Timer) -> Response:
 
 def _made(timer: Timer, minimal: bool) -> schema.BatchResult:
     return schema.BatchResult(200, id=timer.id) if minimal else schema.BatchResult(200, timer=shown_timer(timer))
-
-
-def _prefers_minimal(request: Request) -> bool:
-    """Whether a client wants no more of an answer than it needs (RFC 7240); the first that it says of that counts."""
-    preferences = b",".join(value for name, value in request.headers if name == b"prefer").lower().split(b",")
-    for preference in preferences:
-        name, _, value = preference.partition(b";")[0].partition(b"=")
-        if name.strip() == b"return":
-            return value.strip().strip(b'"') == b"minimal"
-    return False
 
 
 def _camel(name: str) -> str:

@@ -118,6 +118,16 @@ class Request:
             query[name] = value
         return query
 
+    def prefers_minimal(self) -> bool:
+        """Whether the client wants no more of an answer than it needs (RFC 7240); the first that it says of that
+        counts."""
+        said = b",".join(value for name, value in self.headers if name == b"prefer").lower()
+        for preference in said.split(b","):
+            name, _, value = preference.partition(b";")[0].partition(b"=")
+            if name.strip() == b"return":
+                return value.strip().strip(b'"') == b"minimal"
+        return False
+
     async def body(self, bytes_max: int) -> bytes:
         """The whole body, refused as soon as it is known to be over ``bytes_max``."""
         announced = self.header(b"content-length")
