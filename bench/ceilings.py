@@ -25,13 +25,14 @@ from duetime.brokers.nats import ASK_SECONDS, TAKEN_MAX
 from duetime.clock import SystemClock
 from duetime.deliverers.bodies import body_of
 from duetime.deliverers.client import HttpClient
-from duetime.deliverers.egress import Egress, parse_url
+from duetime.deliverers.egress import Egress
 from duetime.deliverers.http import HttpDeliverer
 from duetime.deliverers.signing import new_secret
 from duetime.model import OutcomeKind
 from duetime.node import prepare_interpreter
 from duetime.stores.postgres import PostgresStore
 from duetime.stores.sqlite import SqliteStore
+from duetime.urls import parse_url
 
 LOOK_SECONDS = 0.01
 LOOKS_MAX = 6_000

@@ -80,12 +80,15 @@ class Duetime:
         virtual_clock: bool = False,
         bare: bool = False,
         start: bool = True,
+        open_files_max: int | None = None,
         **env: str,
     ) -> None:
+        """``open_files_max`` is the process's hard limit on open files."""
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.port = 0
         self._arguments = ["--virtual-clock"] if virtual_clock else []
+        self._prefix = [] if open_files_max is None else ["sh", "-c", f'ulimit -n {open_files_max}; exec "$@"', "sh"]
         inherited = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH", "TZ") if name in os.environ}
         ours = {} if bare else {"API_KEY": KEY, "DUETIME_ALLOW_PRIVATE_TARGETS": LOOPBACK, "HOST": "127.0.0.1"}
         self._env = inherited | {"PORT": "0"} | ours | env
@@ -104,7 +107,7 @@ class Duetime:
         self._starts += 1
         with open(self._log, "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "duetime", "serve", *self._arguments],
+                [*self._prefix, sys.executable, "-m", "duetime", "serve", *self._arguments],
                 cwd=self.directory,
                 env=self._env,
                 stdin=subprocess.DEVNULL,

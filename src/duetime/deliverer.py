@@ -15,9 +15,6 @@ class Deliverer(Protocol):
     async def check(self, target: Target) -> None:
         """Raise ``InvalidInput`` for a target that no attempt would be let out to, as far as can be told now."""
 
-    def destination(self, target: Target) -> str:
-        """What shares a concurrency cap and a breaker: for HTTP the scheme, host and port."""
-
     async def close(self) -> None:
         """Let go of every connection."""
 

@@ -104,9 +104,14 @@ def give_up(timer: Timer, *, now: int) -> Timer:
 
 
 def defer(timer: Timer, *, fire_at: int, now: int, away: bool = False) -> Timer:
-    """Put a begun timer back unspent, because its destination can't take it now. When that is ``away`` as a whole, the
-    attempts that were lost before are no sign against the timer."""
-    return _pending(timer, now, fire_at=fire_at, attempt=timer.attempt - 1, lost=0 if away else timer.lost)
+    """Put a begun timer back unspent, because nothing was sent. After a first attempt it is as if never begun.
+
+    When the carrier is ``away`` as a whole, the attempts that were lost before are no sign against the timer; and since
+    the message may have got through, it keeps the time that its id is made of.
+    """
+    started_at = timer.started_at if away or timer.attempt > 1 else None
+    lost = 0 if away else timer.lost
+    return _pending(timer, now, fire_at=fire_at, attempt=timer.attempt - 1, lost=lost, started_at=started_at)
 
 
 def amend(

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import enum
 import re
-from hashlib import blake2b
+from functools import lru_cache
+from hashlib import blake2b, md5
 
 import msgspec
 from msgspec import Raw, Struct
+
+from duetime.urls import origin_of
 
 DEFAULT_NAMESPACE = "default"
 
@@ -67,6 +70,11 @@ class NatsTarget(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="nat
 Target = HttpTarget | NatsTarget
 
 
+def destination_of(target: Target) -> str:
+    """The key of what shares a concurrency limit and a circuit breaker: for HTTP the scheme, host and port."""
+    return origin_of(target.url) if isinstance(target, HttpTarget) else "nats"
+
+
 class BodyFormat(enum.StrEnum):
     """What a callback's body looks like; each door has its own."""
 
@@ -99,9 +107,22 @@ class OutcomeKind(enum.StrEnum):
     UNREACHABLE = "unreachable"  # no connection, or it broke before the answer
     TIMED_OUT = "timed_out"
     REFUSED = "refused"  # the address guard did not let it out, or the broker has no place for it
-    AWAY = "away"  # what carries it there is not connected: the attempt does not count
+    UNSENT = "unsent"  # nothing left us: the attempt does not count
 
 
+class Unsent(enum.StrEnum):
+    """Why nothing was sent."""
+
+    DESCRIPTORS = "descriptors"  # the process is out of file descriptors, ports or memory for a socket
+    LOOKUPS = "lookups"  # no thread became free for the DNS lookup in time
+    INTERNAL = "internal_error"  # a bug of ours; the log has the traceback
+    BROKER = "broker"  # the broker is not connected
+    DESTINATION = "destination"  # it can't take more now
+    LEASE = "lease"  # the shard may have another owner by now, or it waited too long
+    DRAIN = "drain"  # the instance is stopping
+
+
+LANES_CACHED_MAX = 16_384
 ATTEMPTS_KEPT_MAX = 10
 ANSWER_CHARS_KEPT_MAX = 200
 
@@ -158,6 +179,10 @@ class Timer(Struct, frozen=True, array_like=True):
         return timer_uuid(self.namespace, self.id)
 
     @property
+    def lane(self) -> int:
+        return lane_of(self.namespace, destination_of(self.definition.target))
+
+    @property
     def delivery_id(self) -> str:
         """Stable for one firing: the same on each of its attempts and on any duplicate."""
         return self.delivery_id_of(self.firing)
@@ -167,6 +192,13 @@ class Timer(Struct, frozen=True, array_like=True):
         hashed.update(f"{self.namespace}\0{self.id}\0{firing}".encode())
         h = hashed.hexdigest()
         return f"{h[:8]}-{h[8:12]}-5{h[13:16]}-a{h[17:20]}-{h[20:]}"  # a name-based UUID, spelled out: it is hot
+
+
+@lru_cache(maxsize=LANES_CACHED_MAX)
+def lane_of(namespace: str, destination: str) -> int:
+    """What the timers of one namespace for one destination have in common, the same in every store: by it they are
+    held back and let out. Databases must be able to compute it, too, to bring old rows up to date."""
+    return int(md5(f"{namespace} {destination}".encode(), usedforsecurity=False).hexdigest()[:15], 16)
 
 
 _UUID = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}").fullmatch
@@ -192,6 +224,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     body: bytes = b""  # the first bytes of the answer
     error: str | None = None  # for people
     retry_after_ms: int | None = None
+    cause: Unsent | None = None  # of UNSENT
 
 
 class Secret(Struct, frozen=True, kw_only=True):
@@ -210,6 +243,8 @@ class Namespace(Struct, frozen=True, kw_only=True):
     retention_ms: int | None = None  # how long final timers are kept; None: what the settings say
     paused: bool = False
     secrets: tuple[Secret, ...] = ()
+    weight: int = 1  # its share of what namespaces compete for, beside the others
+    revision: int = 0  # goes up by one with every change
 
     def signing(self, now: int) -> list[Secret]:
         """The secrets that sign now, newest first."""

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from duetime import __version__
+from duetime import __version__, descriptors
 from duetime.activity import Activity
 from duetime.brokers.nats import Names, NatsBroker
 from duetime.clock import Clock, SystemClock, VirtualClock
@@ -21,6 +21,7 @@ from duetime.deliverer import Deliverer
 from duetime.deliverers.broker import BrokerDeliverer
 from duetime.deliverers.egress import Egress
 from duetime.deliverers.http import HttpDeliverer
+from duetime.doors.admission import Admission
 from duetime.doors.broker import BrokerDoor
 from duetime.doors.durable import DurableDoor
 from duetime.doors.http import Application, Door, Keys
@@ -116,6 +117,9 @@ class Node:
             directory = (settings.database_path or Path("duetime.db")).parent
             api_key, self.key_path = ensure_api_key(settings, directory)
         self.telemetry = Telemetry()
+        self.descriptors = descriptors.shares(
+            descriptors.raise_limit(), connections=settings.max_connections, deliveries=settings.max_in_flight
+        )
         self._siblings = Siblings(place.siblings, place.name, self.telemetry.own_page) if place else None
         self.store = build_store(settings, clock, virtual=virtual_clock)
         self.deliverer = HttpDeliverer(
@@ -136,12 +140,13 @@ class Node:
                 lease_ms=settings.lease_ttl_ms,
                 look_interval_ms=settings.timer_polling_interval_ms,
                 begin_max=settings.timer_batch_size,
-                in_flight_max=settings.max_in_flight,
+                in_flight_max=min(settings.max_in_flight, self.descriptors.outbound_max),
                 per_destination_max=settings.max_per_destination,
                 drain_ms=settings.drain_timeout_ms,
                 retention_ms=_retention_ms(settings),
             ),
             about=About(name=f"{socket.gethostname()}:{os.getpid()}", version=__version__, started_at=clock.now()),
+            weight=lambda namespace: self.service.weight(namespace),
         )
         self.service = Service(
             self.store, deliverers, self.engine.clock, self.engine.nudge, auto_namespaces=settings.auto_namespaces
@@ -170,6 +175,7 @@ class Node:
             self.telemetry,
             self._siblings,
             ready=lambda: self._ready,
+            watchdog=self.engine.watchdog,
             refusal=platform.refusal,
             virtual_clock=virtual,
         )
@@ -186,7 +192,10 @@ class Node:
         session = SessionDoor(keys, sessions, refusal=durable.refusal)
         web = WebDoor(refusal=durable.refusal)
         doors: list[Door] = [platform, durable, operations, reference, pulses, session, web]
-        self._server = Server(Application(doors, fallback=platform, under={"/api/": durable}))
+        self._server = Server(
+            Application(doors, fallback=platform, under={"/api/": durable}),
+            Admission(self.descriptors.inbound_max, self.telemetry, key_needed=keys.needed),
+        )
         self._ready = False
         self._stop = asyncio.Event()
         self.started = asyncio.Event()
@@ -215,7 +224,10 @@ class Node:
             async with asyncio.TaskGroup() as tasks:
                 serving = tasks.create_task(self._server.serve(listener))
                 engine = tasks.create_task(self.engine.run())
-                loops = self._watch_store(), self.service.run(), self._activity.run(), self._pulses.run()
+                loops = (
+                    *(self._watch_store(), self.engine.watchdog.run()),
+                    *(self.service.run(), self._activity.run(), self._pulses.run()),
+                )
                 others = [tasks.create_task(loop) for loop in loops]
                 if self._siblings is not None:
                     others.append(tasks.create_task(self._siblings.run()))
@@ -305,6 +317,7 @@ async def _announce(node: Node) -> None:
     shown = "localhost" if host in ("127.0.0.1", "0.0.0.0") else host
     log.info("Duetime %s is listening on http://%s:%d", __version__, shown, node.port)
     log.info("timers are kept in %s", settings.database_shown)
+    descriptors.report(node.descriptors)
     if settings.auth != "key":
         log.warning("DUETIME_AUTH=none: anyone who can reach this port can use it")
     elif node.key_path is not None:

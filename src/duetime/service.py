@@ -32,7 +32,7 @@ from duetime.errors import (
     TimerNotPending,
     UnknownNamespace,
 )
-from duetime.model import DAY_MS, Definition, Namespace, Secret, Status, Target, Timer
+from duetime.model import DAY_MS, Definition, Namespace, Secret, Status, Target, Timer, destination_of
 from duetime.sharding import shard_of
 from duetime.store import Filter, Hint, Instance, Page, Place, Query, Store
 
@@ -77,7 +77,7 @@ class Service:
         store: Store,
         deliverers: Deliverers,
         clock: Clock,
-        nudge: Callable[[int], None],
+        nudge: Callable[..., None],
         *,
         auto_namespaces: bool = False,
     ) -> None:
@@ -120,13 +120,13 @@ class Service:
         there = await self._store.put(timer)
         if there is not None:
             return _repeat(there, new.fingerprint), False
-        self._nudge(timer.fire_at)
+        self._nudge(timer)
         return timer, True
 
     async def create_many(self, news: Sequence[NewTimer]) -> list[tuple[Timer, bool] | DuetimeError]:
         """``create`` for each, in one durable write; one that can't be made does not stop the others."""
         targets = [new.definition.target for new in news]
-        places = [self._deliverers[type(target)].destination(target) for target in targets]
+        places = [destination_of(target) for target in targets]
         refused = await self._refused_targets(dict(zip(places, targets, strict=True)))
         answers: list[tuple[Timer, bool] | DuetimeError] = []
         now = self.clock.now()
@@ -148,7 +148,7 @@ class Service:
                 except TimerConflict as error:
                     answers[n] = error
         if timers:
-            self._nudge(min(timer.fire_at for timer in timers))
+            self._nudge(*timers)
         return answers
 
     async def _refused_targets(self, places: Mapping[str, Target]) -> dict[str, DuetimeError]:
@@ -179,7 +179,7 @@ class Service:
             for place, failure in zip(some, failures, strict=True):
                 errors[place] = failure
         if timers:
-            self._nudge(min(timer.fire_at for timer in timers))
+            self._nudge(*timers)
         return errors
 
     async def _command(self, new: Timer, there: Timer | None) -> DuetimeError | None:
@@ -207,7 +207,7 @@ class Service:
             after = timer if there is None else lifecycle.renew(there, timer)
             if there is None or await self._store.swap(there, after):
                 self.changes += 1
-                self._nudge(after.fire_at)
+                self._nudge(after)
                 return after
         raise StoreUnavailable("the timer keeps changing; try again")
 
@@ -261,8 +261,7 @@ class Service:
 
     def destination(self, timer: Timer) -> str:
         """What the timer shares limits and fate with when it is fired."""
-        target = timer.definition.target
-        return self._deliverers[type(target)].destination(target)
+        return destination_of(timer.definition.target)
 
     async def update(
         self,
@@ -346,7 +345,7 @@ class Service:
             if after is before or await self._store.swap(before, after):
                 self.changes += 1
                 if after.status is Status.PENDING:
-                    self._nudge(after.fire_at)
+                    self._nudge(after)
                 return after
         raise StoreUnavailable("the timer keeps changing; try again")
 
@@ -369,18 +368,26 @@ class Service:
         return await self.namespace(name)
 
     async def create_namespace(
-        self, name: str, *, shards: int | None, retention_ms: int | None
+        self, name: str, *, shards: int | None, retention_ms: int | None, weight: int | None = None
     ) -> tuple[Namespace, bool]:
         """Make a namespace and return it with True; one with the same settings is returned with False."""
         new = Namespace(
-            name=name, shards=shards or self._store.shards, created_at=self.clock.now(), retention_ms=retention_ms
+            name=name,
+            shards=shards or self._store.shards,
+            created_at=self.clock.now(),
+            retention_ms=retention_ms,
+            weight=1 if weight is None else weight,
         )
         there = await self._store.put_namespace(new)
         self._namespaces[name] = there or new
         if there is None:
             self._store.hint(Hint(namespaces=True))
             return new, True
-        if shards not in (None, there.shards) or retention_ms not in (None, there.retention_ms):
+        if (
+            shards not in (None, there.shards)
+            or retention_ms not in (None, there.retention_ms)
+            or weight not in (None, there.weight)
+        ):
             raise NamespaceConflict(f"namespace '{name}' exists with other settings")
         return there, False
 
@@ -389,13 +396,18 @@ class Service:
         for _ in range(CHANGE_TRIES_MAX):
             await self.start()
             before = await self.namespace(name)
-            after = change(before)
+            after = msgspec.structs.replace(change(before), revision=before.revision + 1)
             if await self._store.swap_namespace(before, after):
                 self._namespaces[name] = after
                 self._store.hint(Hint(namespaces=True))
-                self._nudge(self.clock.now())
+                self._nudge()
                 return after
         raise StoreUnavailable(f"namespace '{name}' keeps changing; try again")
+
+    def weight(self, namespace: str) -> int:
+        """The share of a namespace beside the others."""
+        known = self._namespaces.get(namespace)
+        return 1 if known is None else known.weight
 
     def signing_keys(self, namespace: str) -> list[bytes]:
         """The keys that sign the namespace's callbacks now, newest first; none for one that has no secret."""

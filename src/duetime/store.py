@@ -5,7 +5,7 @@ The contract, which ``tests/contract`` holds every store to:
 - **Durable.** A verb that writes returns after its write is on disk. It raises ``StoreUnavailable`` when nothing was
   written, ``StoreIndeterminate`` when nobody knows, and ``StoreFailed`` when the store must not be used again.
 - **Conditional.** Every change names the revision it starts from; a row at another revision is left alone.
-- **Fenced.** ``begin`` and ``record`` act on a shard only while ``(owner_id, version)`` is what the shard's row says
+- **Fenced.** Begins and ``record`` act on a shard only while ``(owner_id, version)`` is what the shard's row says
   at the moment of the write: an owner that was replaced changes nothing, however late its statement arrives.
 - **One clock.** Whether a timer is due and whether a lease has run out is judged by the store's clock alone.
 - **Whole.** A timer comes back exactly as it was put, its payload byte for byte.
@@ -32,9 +32,15 @@ class About(Struct, frozen=True, kw_only=True, omit_defaults=True):
     clock_offset_ms: int = 0  # how far its clock is surely off the store's
     serving: bool = True  # whether it takes shards
     fires: tuple[int, ...] = ()  # how many attempts it has sent, by how late they were: telemetry's buckets
+    overdue: dict[str, int] = {}  # how many of its timers are overdue, by reason
 
 
 UNNAMED = About()
+
+EVERYWHERE: Mapping[int, int] = {}
+"""No lane has a limit of its own."""
+LANES_PAGE = 20_000
+"""How many lanes one page of ``Store.lanes`` reads at most."""
 
 
 class Standing(Struct, frozen=True):
@@ -78,6 +84,41 @@ class Begun(Struct, frozen=True):
     timers: list[Timer]
     next_at: int | None  # the earliest instant at which something else falls due, in a paused namespace too
     refused: frozenset[int] = frozenset()
+    more: bool = False  # whether the limit, not that of a lane, left due timers behind, or more are due than it reads
+    lanes: dict[int, int] = {}  # of those that were asked for: the earliest ``fire_at`` that is left in each
+
+
+class Lane(Struct, frozen=True):
+    """The pending timers of one namespace for one destination."""
+
+    lane: int  # ``model.lane_of``
+    namespace: str
+    destination: str
+    fire_at: int  # the earliest
+
+
+class Lanes(Struct, frozen=True):
+    lanes: list[Lane]
+    due: int  # how many timers are due in all lanes, paused ones too; counting stops at a limit
+    next: int | None  # the lane at which the next page starts; None when this is the last one
+
+
+class Portion(Struct, frozen=True):
+    """How much to begin of one lane."""
+
+    lane: int
+    most: int
+    share: float = 1.0  # beside the other lanes of a begin, when there is not enough for all
+
+
+class Overdue(Struct, frozen=True):
+    """The overdue timers of one lane."""
+
+    namespace: str
+    destination: str
+    paused: bool
+    oldest_at: int
+    timers: int  # counting stops at a limit
 
 
 class Sort(enum.StrEnum):
@@ -218,13 +259,45 @@ class Store(Protocol):
     async def release(self, owner_id: bytes, shards: Collection[int]) -> None:
         """Give up those of ``shards`` that this owner holds."""
 
-    async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
-        """Begin an attempt of up to ``limit`` due timers of the ``held`` shards, oldest first.
+    async def begin(
+        self,
+        owner_id: bytes,
+        held: Mapping[int, int],
+        limit: int,
+        *,
+        lane_max: int | None = None,
+        wide: Mapping[int, int] = EVERYWHERE,
+    ) -> Begun:
+        """Begin an attempt of up to ``limit`` due timers of the ``held`` shards, oldest first, and of at most
+        ``lane_max`` (or what ``wide`` says for it) of each lane.
 
         Due is a pending timer whose ``fire_at`` has come, and an executing one that an older version of its shard
-        began and whose deadline has passed. Each goes through ``lifecycle.begin``. Paused namespaces are left out;
-        what is pending and due in them costs the first look that meets it, and none after.
+        began and whose deadline has passed. Each goes through ``lifecycle.begin``. Paused namespaces are left out. It
+        reads a bounded number of due timers: when more are due, it says so, and ``begin_lanes`` gets at the others.
+        What a lane's own limit holds back is not counted as more: the caller knows the limit.
         """
+
+    async def begin_lanes(
+        self, owner_id: bytes, held: Mapping[int, int], limit: int, portions: Sequence[Portion]
+    ) -> Begun:
+        """``begin`` for these lanes alone, at least one, oldest first in each. What is due in other lanes costs
+        nothing. When more than ``limit`` are due, each lane gets its share, rounded up or down; what one does not need
+        goes to the others. Lost attempts of these lanes count like all that is due.
+
+        ``Begun.lanes`` has the earliest of what is left: due timers first, then pending ones that will be. Attempts
+        that may yet be lost are not in it, nor are lanes in which nothing is left or whose namespace is paused.
+        ``Begun.next_at`` is the earliest of these."""
+
+    async def lanes(self, until: int, *, after: int = -1, limit: int = LANES_PAGE, due_max: int = 0) -> Lanes:
+        """The lanes that have a timer due by ``until`` or an attempt that may be lost, without those of paused
+        namespaces, behind lane ``after``. It reads one entry of an index per lane, and at most ``limit`` of them.
+
+        An attempt may be lost when its deadline has passed, whoever began it. Lanes that are not listed count for
+        ``limit``, too: a page may be short, or empty, and not be the last."""
+
+    async def overdue(self, shards: Collection[int], before: int, most: int) -> list[Overdue]:
+        """The lanes with timers of these shards that should have been begun before ``before``, paused or not. It reads
+        at most ``LANES_PAGE`` lanes, so no number of destinations makes it slow."""
 
     async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
         """Replace each begun timer by what came of it, fenced; say which were still ours to change."""
@@ -253,4 +326,4 @@ class Store(Protocol):
         """Write a new namespace; when the name is taken, leave that one alone and return it."""
 
     async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
-        """Replace ``before`` by ``after`` if it is still as it was; say whether it was."""
+        """Replace ``before`` by ``after``, which has the next revision, if it is still at its own; say whether."""

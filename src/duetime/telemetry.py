@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from duetime.model import OutcomeKind, Status
+from duetime.model import OutcomeKind, Status, Unsent
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -34,7 +34,8 @@ class Telemetry:
         )
         self._deferred = Counter(
             "duetime_deferred",
-            "Begun timers put back unspent: their destination or the lease did not allow them now.",
+            "Begun timers put back unspent, by cause.",
+            ["cause"],
             registry=r,
         )
         self._fenced = Counter("duetime_fenced_writes", "Writes refused because the shard had a new owner.", registry=r)
@@ -55,6 +56,9 @@ class Telemetry:
         self._attempts: Counts[tuple[OutcomeKind, Status]] = Counts()
         self._late = [0] * (len(LATENESS_SECONDS) + 1)
         self._late_ms = 0
+        self._overdue: dict[str, int] = {}
+        self._connections = {"yes": 0, "no": 0}
+        self._closed_connections = {"limit": 0, "address": 0}
         r.register(self)
 
     def created(self, door: str, count: int = 1) -> None:
@@ -68,8 +72,8 @@ class Telemetry:
         self._commands += 1
         self._refused_commands.inc()
 
-    def deferred(self) -> None:
-        self._deferred.inc()
+    def deferred(self, cause: Unsent) -> None:
+        self._deferred.labels(cause).inc()
 
     def fenced(self, count: int) -> None:
         if count:
@@ -89,6 +93,20 @@ class Telemetry:
 
     def record_took(self, seconds: float) -> None:
         self._record.observe(seconds)
+
+    def connections(self, *, signed_in: int, anonymous: int) -> None:
+        self._connections["yes"], self._connections["no"] = signed_in, anonymous
+
+    def connection_closed(self, reason: str) -> None:
+        """A connection was closed because a limit was reached: ``limit`` for all of them, or ``address``."""
+        self._closed_connections[reason] += 1
+
+    def overdue(self, timers: Mapping[str, int]) -> None:
+        """How many timers are overdue, by reason."""
+        self._overdue = dict(timers)
+
+    def overdue_now(self) -> dict[str, int]:
+        return {reason: count for reason, count in self._overdue.items() if count}
 
     def owned_shards(self, count: int) -> None:
         self._owned.set(count)
@@ -119,6 +137,28 @@ class Telemetry:
             buckets=list(zip((*map(str, LATENESS_SECONDS), "+Inf"), accumulate(self._late), strict=True)),
             sum_value=self._late_ms / 1000,
         )
+        overdue = GaugeMetricFamily(
+            "duetime_overdue_timers",
+            "Timers that have been due for two seconds and are not begun, by reason.",
+            labels=["reason"],
+        )
+        for reason, count in self._overdue.items():
+            overdue.add_metric([reason], count)
+        yield overdue
+        connections = GaugeMetricFamily(
+            "duetime_connections", "Open connections from clients, by whether they are signed in.", labels=["signed_in"]
+        )
+        for signed_in, count in self._connections.items():
+            connections.add_metric([signed_in], count)
+        yield connections
+        closed = CounterMetricFamily(
+            "duetime_connections_closed",
+            "Connections from clients closed at a limit: that of all or that of one address.",
+            labels=["reason"],
+        )
+        for reason, count in self._closed_connections.items():
+            closed.add_metric([reason], count)
+        yield closed
         processed = self._attempts.total()
         yield CounterMetricFamily("timer_schedules_processed", "Attempts whose outcome is known.", value=processed)
 

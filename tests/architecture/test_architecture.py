@@ -14,10 +14,10 @@ MODULES = sorted(ROOT.rglob("*.py"))
 
 # From the inside out: a module may import from its own layer and from those before it.
 LAYERS = [
-    ["errors"],
+    ["errors", "urls"],
     ["model"],
     ["timetext", "retry", "sharding", "lifecycle", "clock", "store", "broker", "deliverer", "telemetry", "writing"],
-    ["client"],
+    ["client", "descriptors"],
     ["settings"],
     ["engine"],
     ["service", "activity", "siblings"],

@@ -26,13 +26,13 @@ def _replaced(statement: str, old: str, new: str) -> str:
 
 def no_share_lock() -> None:
     """The fence is a condition and takes no lock."""
-    for name in ("BEGIN", "RECORD"):
+    for name in ("BEGIN", "BEGIN_LANES", "RECORD"):
         setattr(sql, name, _replaced(getattr(sql, name), " FOR SHARE", ""))
 
 
 def version_only() -> None:
     """The fence compares the version and not the owner."""
-    for name in ("BEGIN", "RECORD"):
+    for name in ("BEGIN", "BEGIN_LANES", "RECORD"):
         setattr(sql, name, _replaced(getattr(sql, name), "owner_id = $1", "$1::bytea IS NOT NULL"))
 
 
@@ -41,10 +41,10 @@ def forward_cursor() -> None:
     statement, begin, looked_to = sql.BEGIN, PostgresStore.begin, 0
     due = "WHERE fire_at <= (SELECT now FROM clock)"
 
-    async def begin_behind(self: PostgresStore, *arguments: Any) -> Begun:
+    async def begin_behind(self: PostgresStore, *arguments: Any, **named: Any) -> Begun:
         nonlocal looked_to
         sql.BEGIN = _replaced(statement, due, f"{due} AND fire_at > {looked_to}")
-        begun = await begin(self, *arguments)
+        begun = await begin(self, *arguments, **named)
         looked_to = max([looked_to, *(timer.fire_at for timer in begun.timers)])
         return begun
 
@@ -76,15 +76,16 @@ def blind_retry() -> None:
     """A begin or a record whose answer was lost is tried again as if nothing had been written."""
 
     def blind(verb: Callable[..., Any]) -> Callable[..., Any]:
-        async def again(*arguments: Any) -> Any:
+        async def again(*arguments: Any, **named: Any) -> Any:
             try:
-                return await verb(*arguments)
+                return await verb(*arguments, **named)
             except StoreIndeterminate as error:
                 raise StoreUnavailable(str(error)) from error
 
         return again
 
     PostgresStore.begin = blind(PostgresStore.begin)  # type: ignore[method-assign]
+    PostgresStore.begin_lanes = blind(PostgresStore.begin_lanes)  # type: ignore[method-assign]
     PostgresStore.record = blind(PostgresStore.record)  # type: ignore[method-assign]
 
 

@@ -132,8 +132,11 @@ async def _pause(world: World) -> None:
         fired = [callback for callback in world.receiver.callbacks() if quiet_ns < callback.received_ns < until_ns]
         if fired:
             world.wrong.append(f"{len(fired)} callbacks of a paused namespace, the first: {fired[0]}")
-        [(parked,)] = await world.cluster.query("SELECT count(*) FROM duetime.timers WHERE parked > ''")
-        world.add("held back", parked)
+        [(due,)] = await world.cluster.query(
+            "SELECT count(*) FROM duetime.timers "
+            "WHERE status = 'pending' AND fire_at < extract(epoch FROM clock_timestamp()) * 1000"
+        )
+        world.add("held back", due)
         await _set_paused(world, other, False)
         await world.cluster.restart(member)
         world.said(repetition)

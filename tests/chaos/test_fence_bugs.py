@@ -34,7 +34,7 @@ def url(postgres18: Postgres) -> Iterator[str]:
 @pytest.fixture(params=[None, "no-share-lock", "version-only"])
 def bug(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
     """A bug, planted in this process for the length of a test."""
-    for name in ("BEGIN", "RECORD"):
+    for name in ("BEGIN", "BEGIN_LANES", "RECORD"):
         monkeypatch.setattr(sql, name, getattr(sql, name))  # so that it is put back
     if request.param is not None:
         BUGS[request.param]()

@@ -126,7 +126,7 @@ def test_attempts_and_replays(shell: Shell, receiver: Receiver) -> None:
 def test_namespaces(shell: Shell) -> None:
     name = fresh()
     assert re.search(r"retention +9d", shell.good("namespaces", "create", name, "--retention", "9d", "--shards", "4"))
-    assert re.search(rf"^{name} +active +4 +9d +0 ", shell.good("namespaces"), re.MULTILINE)
+    assert re.search(rf"^{name} +active +4 +9d +1 +0 ", shell.good("namespaces"), re.MULTILINE)
     assert shell.good("namespaces", "list").splitlines()[0].startswith("NAMESPACE")
     assert "paused: nothing of it fires" in shell.good("namespaces", "pause", name)
     assert shell.json("namespaces", "show", name)["paused"] is True
@@ -141,6 +141,20 @@ def test_namespaces(shell: Shell) -> None:
     assert "namespaces create" in shell.bad(1, "namespaces", "show", fresh())
     assert "namespaces create" in shell.bad(1, "create", "--in", "1s", "--url", URL, "--namespace", fresh())
     assert shell.bad(1, "namespaces", "create", name, "--shards", "5")
+
+
+def test_namespace_settings_are_updated(shell: Shell) -> None:
+    name = fresh()
+    assert re.search(r"^weight +5$", shell.good("namespaces", "create", name, "--weight", "5"), re.MULTILINE)
+    assert shell.json("namespaces", "create", name, "--weight", "5")["weight"] == 5
+    assert "exists with other settings" in shell.bad(1, "namespaces", "create", name, "--weight", "6")
+    assert re.search(r"^weight +100$", shell.good("namespaces", "update", name, "--weight", "100"), re.MULTILINE)
+    updated = shell.json("namespaces", "update", name, "--retention", "9d")
+    assert (updated["retention"], updated["weight"]) == ("9d", 100)
+    assert shell.json("namespaces", "show", name) == updated
+    assert re.search(rf"^{name} +active +\d+ +9d +100 +0 ", shell.good("namespaces"), re.MULTILINE)
+    assert "weight" in shell.bad(1, "namespaces", "update", name, "--weight", "101")
+    assert "namespaces create" in shell.bad(1, "namespaces", "update", fresh(), "--weight", "2")
 
 
 @pytest.mark.parametrize(
@@ -165,6 +179,9 @@ def test_namespaces(shell: Shell) -> None:
         (["replay"], "name a timer, or choose timers with --status"),
         (["replay", "x", "--status", "failed"], "not both"),
         (["namespaces", "secret"], "required: what"),
+        (["namespaces", "create", "x", "--weight", "0"], "--weight: must be a whole number from 1 on"),
+        (["namespaces", "update", "x", "--weight", "1.5"], "--weight: must be a whole number from 1 on"),
+        (["namespaces", "update", "x"], "nothing to change"),
         (["serve", "--fast"], "unrecognized arguments: --fast"),
     ],
     ids=" ".join,

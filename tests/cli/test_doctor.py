@@ -13,7 +13,7 @@ import pytest
 from tests.nats import Broker, Nats
 from tests.ports import free_port
 from tests.postgres import Postgres
-from tests.servers import Duetime
+from tests.servers import Duetime, Receiver, Reply, until
 
 
 def doctor(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -41,6 +41,53 @@ def test_a_running_service_is_seen(tmp_path: Path) -> None:
         assert run.returncode == 0, run.stdout
         assert f"in use by process {service.process.pid}" in run.stdout
         assert f"http://localhost:{service.port} is up" in run.stdout
+        assert "no timer is overdue" in run.stdout
+
+
+def overdue(service: Duetime, url: str, count: int) -> None:
+    """Make timers that are due now, and wait until the service says that some are overdue."""
+    asked = {"delay": "0s", "callbackUrl": url, "callbackTimeout": "1h"}
+    assert service.request("POST", "/api/v1/timers/batch", json={"timers": [asked] * count}).status == 200
+    until("they are overdue", lambda: service.advance("2s") or "overdue" in service.request("GET", "/readyz").body)
+
+
+def test_timers_that_a_pause_holds_are_no_fault(tmp_path: Path) -> None:
+    with Duetime(tmp_path, virtual_clock=True) as service:
+        service.request("PATCH", "/api/v1/namespaces/default", json={"paused": True})
+        overdue(service, "http://127.0.0.1:9/", 40)
+        run = doctor(tmp_path, PORT=str(service.port))
+        assert run.returncode == 0, run.stdout
+        assert "ok    overdue   40 wait in paused namespaces: `duetime namespaces resume NAME`" in run.stdout
+
+
+def test_timers_that_wait_for_a_silent_destination_are_no_fault_of_ours(tmp_path: Path) -> None:
+    limit = {"DUETIME_MAX_PER_DESTINATION": "5"}
+    with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True, **limit) as service:
+        overdue(service, receiver.reply("/silent", Reply(hang=True)), 60)
+        run = doctor(tmp_path, PORT=str(service.port))
+        assert run.returncode == 0 and run.stdout.count("overdue") == 1, run.stdout
+        assert "ok    overdue   55 wait for destinations that are full, slow or do not answer" in run.stdout
+
+
+def test_what_operators_have_to_mend_is_a_failure(tmp_path: Path) -> None:
+    """Of a service that says so: one with these faults is hard to make."""
+    said = {"no_owner": 3, "behind": 12, "store": 5, "unheard_of": 1}
+    body = json.dumps({"status": "not ready", "reason": "no instance owns their shards", "overdue": said})
+    health = {"data": {"status": "up", "database": "up", "timestamp": "2030-01-01T00:00:00.000Z"}}
+    with Receiver() as service:
+        service.reply("/health", Reply(body=json.dumps(health).encode()))
+        service.reply("/readyz", Reply(503, body=body.encode()))
+        run = doctor(tmp_path, PORT=str(service.port))
+    assert run.returncode == 1, run.stdout
+    assert "FAIL  service   " in run.stdout and "is not ready: no instance owns their shards" in run.stdout
+    for says in ("3 are in shards that no instance owns", "12 wait because this instance", "5 wait because the store"):
+        assert f"FAIL  overdue   {says}" in run.stdout
+
+
+def test_something_else_at_the_port_is_a_failure(tmp_path: Path) -> None:
+    with Receiver() as stranger:
+        run = doctor(tmp_path, PORT=str(stranger.port))
+    assert run.returncode == 1 and "answers, but not as it should" in run.stdout, run.stdout
 
 
 def test_a_bad_setting_is_the_one_finding(tmp_path: Path) -> None:

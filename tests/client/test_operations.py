@@ -188,6 +188,7 @@ def test_namespaces_and_secrets(client: Client) -> None:
         client.create_namespace(name, shards=5)
     assert client.pause(name).paused and client.namespace(name).paused and not client.resume(name).paused
     assert client.update_namespace(name, retention="forever").retention == "forever"
+    assert made.weight == 1 and client.update_namespace(name, weight=3).weight == 3
     secret = client.add_secret(name)
     assert secret.secret.startswith("whsec_")
     assert [each.id for each in client.namespace(name).secrets] == [secret.id]
@@ -196,6 +197,26 @@ def test_namespaces_and_secrets(client: Client) -> None:
     with pytest.raises(NotFound) as error:
         client.namespace(fresh())
     assert error.value.code == "NAMESPACE_NOT_FOUND"
+
+
+def test_namespace_weight(client: Client) -> None:
+    name = fresh()
+    made = client.create_namespace(name, weight=100)
+    assert made.weight == 100
+    assert client.create_namespace(name) == client.create_namespace(name, weight=100) == made
+    with pytest.raises(Conflict):
+        client.create_namespace(name, weight=99)
+    assert client.update_namespace(name, retention="3d").weight == 100
+    assert client.update_namespace(name, weight=2).retention == "3d"
+    assert client.namespace(name).weight == 2
+    assert {each.name: each.weight for each in client.namespaces()}[name] == 2
+    for weight in (0, 101):
+        with pytest.raises(InvalidRequest) as error:
+            client.update_namespace(name, weight=weight)
+        assert error.value.details["field"] == "weight"
+    with pytest.raises(InvalidRequest) as error:
+        client.create_namespace(fresh(), weight=101)
+    assert error.value.details["field"] == "weight"
 
 
 def test_health_needs_no_key(make: Callable[..., Client], url: str) -> None:

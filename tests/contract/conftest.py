@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,13 @@ from tests.postgres import Postgres
 
 @pytest.fixture(autouse=True)
 def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        yield runner
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    yield runner
+    # Closing uvloop hangs when a warning about a transport that a failed test left open becomes an error.
+    with warnings.catch_warnings(record=True) as left_open:
+        warnings.simplefilter("always", ResourceWarning)
+        runner.close()
+    assert not left_open, f"left open: {[str(warning.message) for warning in left_open]}"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -35,10 +35,7 @@ _INSTALL = f"""
         );
         RETURN NULL;
     END $$;
-    -- A timer that is parked stays at its revision.
-    CREATE TRIGGER audit_update AFTER UPDATE ON duetime.timers FOR EACH ROW
-        WHEN (OLD.revision <> NEW.revision OR OLD.parked = NEW.parked) EXECUTE FUNCTION audit.note_change();
-    CREATE TRIGGER audit AFTER DELETE ON duetime.timers FOR EACH ROW EXECUTE FUNCTION audit.note_change();
+    CREATE TRIGGER audit AFTER UPDATE OR DELETE ON duetime.timers FOR EACH ROW EXECUTE FUNCTION audit.note_change();
     CREATE TRIGGER audit AFTER UPDATE OR DELETE ON duetime.history FOR EACH ROW EXECUTE FUNCTION audit.note_change();
 
     CREATE FUNCTION audit.note_reign() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -77,9 +74,6 @@ _VIOLATIONS = """
     SELECT format('%s is there %s times', uuid, count(*))
     FROM (SELECT uuid FROM timers UNION ALL SELECT uuid FROM history) AS everything GROUP BY uuid HAVING count(*) > 1
     UNION ALL
-    SELECT format('%s, which is %s in %s, is parked in %s', uuid, status, namespace, parked)
-    FROM timers WHERE parked > '' AND (status <> 'pending' OR parked <> namespace)
-    UNION ALL
     SELECT format('the tally of %s %s in slice %s is %s off', namespace, status, slice, sum(number)) FROM (
         SELECT namespace, status, slice, timers AS number FROM tallies
         UNION ALL SELECT namespace, status, 0, -1 FROM timers
@@ -87,6 +81,8 @@ _VIOLATIONS = """
             LEFT JOIN slices ON starts_at <= ended_at AND ended_at < ends_at
     ) AS both_sides GROUP BY namespace, status, slice HAVING sum(number) <> 0
 """
+
+WAIT_SECONDS_MAX = 30.0
 
 Change = tuple[bytes, bytes, int]
 """An owner, a timer's uuid, and the revision that its write found."""
@@ -105,7 +101,11 @@ class Audit:
     @classmethod
     async def of(cls, url: str) -> Audit:
         connection = await asyncpg.connect(url, server_settings={"search_path": "duetime", "synchronous_commit": "off"})
-        await connection.execute(_INSTALL)
+        try:
+            await connection.execute(_INSTALL)
+        except BaseException:
+            await connection.close()
+            raise
         return cls(connection)
 
     @staticmethod
@@ -137,8 +137,9 @@ class Audit:
     async def waiting(self, number: int, unless: asyncio.Future[Any] | None = None) -> None:
         """Return once this many statements wait for a lock, or once one is done, as with a bug it may be."""
         waits = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
-        while await self.connection.fetchval(waits) < number and not (unless and unless.done()):
-            pass
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            while await self.connection.fetchval(waits) < number and not (unless and unless.done()):
+                pass
 
     async def close(self) -> None:
         await self.connection.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 
-import msgspec
 import pytest
 
 from duetime import lifecycle
@@ -26,6 +25,7 @@ from tests.contract.timers import (
     holding,
     ids,
     spread,
+    switch,
     timer,
     with_namespace,
     with_timers,
@@ -215,16 +215,15 @@ async def test_an_owner_of_nothing_begins_nothing(store) -> None:
 async def test_paused_namespaces_are_left_out_and_go_on_after(store, clock: ManualClock) -> None:
     held = await holding(store)
     running = await with_namespace(store, "elsewhere")
-    paused = msgspec.structs.replace(running, paused=True)
     mine, theirs = timer("mine", at=START + 50), timer("theirs", at=START - 10, namespace="elsewhere")
     await with_timers(store, mine, theirs, timer("later", at=START + 20, namespace="elsewhere"))
-    assert await store.swap_namespace(running, paused)
+    paused = await switch(store, running, paused=True)
     begun = await store.begin(ALICE, held, 1)
     assert (begun.timers, begun.next_at) == ([], START + 20)
     assert await store.get("elsewhere", "theirs") == theirs
     clock.advance(50)
     assert ids((await store.begin(ALICE, held, 10)).timers) == ["mine"]
-    assert await store.swap_namespace(paused, running)
+    await switch(store, paused, paused=False)
     assert ids((await store.begin(ALICE, held, 10)).timers) == ["theirs", "later"]
 
 
@@ -233,11 +232,11 @@ async def test_a_lost_attempt_of_a_paused_namespace_waits_too(store, clock: Manu
     await with_timers(store, timer("a", namespace="elsewhere"))
     [begun] = (await store.begin(ALICE, await holding(store), 10)).timers
     held = await holding(store)
-    assert await store.swap_namespace(running, paused := msgspec.structs.replace(running, paused=True))
+    paused = await switch(store, running, paused=True)
     assert (await store.begin(ALICE, held, 10)).next_at is None
     clock.advance(begun.deadline_at - START)
     assert (await store.begin(ALICE, held, 10)).timers == []
-    assert await store.swap_namespace(paused, running)
+    await switch(store, paused, paused=False)
     assert ids((await store.begin(ALICE, held, 10)).timers) == ["a"]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from duetime import lifecycle
 from duetime.model import Status, Timer
+from duetime.store import Begun, Portion, Store
 from tests.clocks import START, ManualClock
 from tests.contract.timers import (
     ALICE,
@@ -26,6 +28,20 @@ from tests.contract.timers import (
 )
 
 
+async def by_age(store: Store, owner_id: bytes, held: dict[int, int], limit: int) -> Begun:
+    return await store.begin(owner_id, held, limit)
+
+
+async def by_lane(store: Store, owner_id: bytes, held: dict[int, int], limit: int) -> Begun:
+    return await store.begin_lanes(owner_id, held, limit, [Portion(LANE, limit)])
+
+
+Begin = Callable[[Store, bytes, dict[int, int], int], Awaitable[Begun]]
+BEGINS: list[Begin] = [by_age, by_lane]
+LANE = timer().lane
+"""All timers here are in this one."""
+
+
 async def begun_by_alice(store) -> tuple[dict[int, int], list[Timer]]:
     """Alice holds everything, has begun eight timers and has eight more due."""
     held = await holding(store, ALICE)
@@ -36,10 +52,14 @@ async def begun_by_alice(store) -> tuple[dict[int, int], list[Timer]]:
 async def assert_powerless(store, owner_id: bytes, held: dict[int, int], begun: list[Timer]) -> None:
     """Nothing that this owner tries with these versions changes a thing, and it is told so."""
     before, tally = await everything(store), await store.tally()
-    answer = await store.begin(owner_id, held, EVERYTHING)
-    assert answer.timers == []
-    assert answer.refused == frozenset(held)
-    assert answer.next_at is None
+    for answer in (
+        await store.begin(owner_id, held, EVERYTHING),
+        await store.begin_lanes(owner_id, held, EVERYTHING, [Portion(LANE, EVERYTHING)]),
+    ):
+        assert answer.timers == []
+        assert answer.refused == frozenset(held)
+        assert answer.next_at is None
+        assert answer.lanes == {}
     assert await store.record(owner_id, [(t, completed(t)) for t in begun]) == [False] * len(begun)
     assert await everything(store) == before
     assert await store.tally() == tally
@@ -105,12 +125,13 @@ async def test_a_lease_that_ran_out_unnoticed_by_others_still_counts(store, cloc
     assert len((await store.begin(ALICE, held, EVERYTHING)).timers) == 8
 
 
-async def test_each_shard_is_fenced_by_itself(store, clock: ManualClock) -> None:
+@pytest.mark.parametrize("begin", BEGINS, ids=["by age", "by lane"])
+async def test_each_shard_is_fenced_by_itself(store, clock: ManualClock, begin: Begin) -> None:
     held, begun = await begun_by_alice(store)
     clock.advance(LEASE_MS)
     assert await store.claim(BOB, [1, 3, 5], LEASE_MS) == {1: 2, 3: 2, 5: 2}
     lost = {"t1", "t3", "t5"}
-    answer = await store.begin(ALICE, held, EVERYTHING)
+    answer = await begin(store, ALICE, held, EVERYTHING)
     assert answer.refused == frozenset({1, 3, 5})
     assert ids(answer.timers) == [f"due{n}" for n in (0, 2, 4, 6, 7)]
     random.Random(5).shuffle(begun)
@@ -122,12 +143,13 @@ async def test_each_shard_is_fenced_by_itself(store, clock: ManualClock) -> None
     assert (await store.tally())[Status.COMPLETED] == 5
 
 
-async def test_more_due_timers_of_refused_shards_hide_nothing(store, clock: ManualClock) -> None:
+@pytest.mark.parametrize("begin", BEGINS, ids=["by age", "by lane"])
+async def test_more_due_timers_of_refused_shards_hide_nothing(store, clock: ManualClock, begin: Begin) -> None:
     held = await holding(store, ALICE)
     await with_timers(store, *(timer(f"r{n}", at=START - 100 + n, shard=0) for n in range(50)), timer("mine", shard=1))
     clock.advance(LEASE_MS)
     await holding(store, BOB, 0)
-    answer = await store.begin(ALICE, held, 3)
+    answer = await begin(store, ALICE, held, 3)
     assert ids(answer.timers) == ["mine"]
     assert answer.refused == frozenset({0})
 
@@ -160,7 +182,7 @@ async def test_however_late_the_statement_arrives(store, clock: ManualClock, see
         for _ in range(6):
             held = await store.claim(owner_id, rng.sample(range(8), 4), 1)
             clock.advance(1)
-            answer = await store.begin(owner_id, held, rng.randrange(1, 9))
+            answer = await rng.choice(BEGINS)(store, owner_id, held, rng.randrange(1, 9))
             begun.extend((owner_id, t) for t in answer.timers)
             changes = [(t, completed(t, clock.now())) for t in answer.timers]
             for (_, after), done in zip(changes, await store.record(owner_id, changes), strict=True):

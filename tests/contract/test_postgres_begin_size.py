@@ -17,11 +17,12 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec import Raw
 
-from duetime.model import Attempt, OutcomeKind, Timer
+from duetime.model import Attempt, OutcomeKind, Status, Timer
+from duetime.store import Portion
 from duetime.stores import postgres_pool, postgres_statements
 from tests.clocks import START, ManualClock
 from tests.contract.stores import SHARDS
-from tests.contract.timers import ALICE, BOB, EVERYTHING, LEASE_MS, definition, holding, timer, with_timers
+from tests.contract.timers import ALICE, BOB, EVERYTHING, LEASE_MS, changed, definition, holding, timer, with_timers
 
 ETHERNET, LOOPBACK = 1448, None
 """What a segment holds: little between two machines, 64 KiB on one, and buffers grow with it."""
@@ -45,6 +46,18 @@ async def test_a_begin_stops_at_about_its_limit_and_says_that_there_is_more(open
     limit = postgres_statements.BEGIN_BYTES_MAX // 200_000 + 1
     assert max(rounds) <= limit
     assert answer.next_at is None
+
+
+async def test_a_begin_by_lane_stops_there_too_and_says_what_is_left(opened, database: str) -> None:
+    store = await opened(database)
+    timers = [changed(big(f"b{n}", 200_000, shard=n % SHARDS), fire_at=START - 20 + n) for n in range(6)]
+    await with_timers(store, *timers)
+    held = await holding(store)
+    number = postgres_statements.BEGIN_BYTES_MAX // 200_000 + 1
+    for first in range(0, 6, number):
+        answer = await store.begin_lanes(ALICE, held, EVERYTHING, [Portion(timers[0].lane, 100)])
+        assert [t.id for t in answer.timers] == [t.id for t in timers[first : first + number]]
+        assert answer.lanes == {t.lane: t.fire_at for t in timers[first + number :][:1]}
 
 
 async def test_one_that_is_larger_than_the_limit_is_begun_alone(opened, database: str) -> None:
@@ -91,19 +104,24 @@ class Stopped:
         assert said.endswith(b"I"), said
 
 
+BEGINS = {"BEGIN": "NULL, '{}'", "BEGIN_LANES": f"ARRAY[{timer().lane}], ARRAY[1000], ARRAY[1]"}
+"""Each way to begin, with what it gets besides: all timers here are in one lane."""
+
+
 @contextmanager
-def stopped_in_a_begin(url: str, segment: int | None) -> Iterator[None]:
+def stopped_in_a_begin(url: str, segment: int | None, way: str) -> Iterator[None]:
     """Alice begins all that she can, at version 1 of every shard, and is stopped before she reads the answer."""
     with closing(Stopped(url, segment)) as client:
-        client.prepare(postgres_statements.BEGIN)
+        client.prepare(getattr(postgres_statements, way))
         versions = ", ".join(["1"] * SHARDS)
-        client.ask(f"EXECUTE it ('\\x{ALICE.hex()}', ARRAY[{versions}], 1000, {START}, false)")
+        client.ask(f"EXECUTE it ('\\x{ALICE.hex()}', ARRAY[{versions}], 1000, {START}, false, {BEGINS[way]})")
         yield
 
 
 KEPT = tuple(Attempt(n, START, 4, OutcomeKind.ANSWERED, 500, "e" * 500, "a" * 200) for n in range(10))
 
 
+@pytest.mark.parametrize("way", BEGINS)
 @pytest.mark.parametrize(
     ("timers", "segment"),
     [
@@ -115,16 +133,23 @@ KEPT = tuple(Attempt(n, START, 4, OutcomeKind.ANSWERED, 500, "e" * 500, "a" * 20
     ids=["large, nearby", "many, over Ethernet", "large, over Ethernet", "with many attempts, nearby"],
 )
 async def test_an_owner_that_was_stopped_in_a_begin_does_not_keep_its_successor_waiting(
-    opened, database: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, timers: list[Timer], segment: int | None
+    opened,
+    database: str,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    timers: list[Timer],
+    segment: int | None,
+    way: str,
 ) -> None:
     monkeypatch.setitem(postgres_pool._SESSION, "statement_timeout", "2000")
     store = await opened(database)
     await with_timers(store, *timers)
     assert set((await store.claim(ALICE, range(SHARDS), 1)).values()) == {1}
     clock.advance(1)
-    with stopped_in_a_begin(database, segment):
+    with stopped_in_a_begin(database, segment, way):
         await begun(store)
         assert await store.claim(BOB, range(SHARDS), LEASE_MS) == dict.fromkeys(range(SHARDS), 2)
+    assert (await store.tally())[Status.EXECUTING] > 0
 
 
 async def begun(store) -> None:

@@ -12,23 +12,25 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
-import msgspec
 import pytest
 
 from duetime import lifecycle
 from duetime.errors import StoreUnavailable
-from duetime.model import Status, Timer
+from duetime.model import HOUR_MS, Definition, HttpTarget, Status, Timer
+from duetime.store import Begun, Portion
 from duetime.stores import postgres_pool, postgres_statements
 from duetime.stores.postgres import PostgresStore
 from tests.clocks import START, ManualClock
 from tests.contract.postgres_audit import Audit, Change, Violated
-from tests.contract.stores import postgres
-from tests.contract.timers import ALICE, BOB, BROKEN, CAROL, DELIVERED, LEASE_MS, another, timer, with_timers
+from tests.contract.timers import ALICE, BOB, BROKEN, CAROL, DELIVERED, LEASE_MS, another, switch, timer, with_timers
+
+Opened = Callable[[str], Awaitable[PostgresStore]]
 
 OWNERS = (ALICE, BOB, CAROL)
 SEEDS = [int(os.environ["DUETIME_SEED"])] if "DUETIME_SEED" in os.environ else range(1_000)
 SHARDS = range(3)
 IDS = [f"t{n}" for n in range(6)]
+LANE = timer().lane
 LOCKS = (
     "SELECT FROM shards WHERE shard = $1 FOR UPDATE",
     "SELECT FROM shards WHERE shard = $1 FOR SHARE",
@@ -49,7 +51,15 @@ class Cast:
         self.recorded: list[Change] = []
 
     async def begin(self, owner_id: bytes, held: dict[int, int], limit: int = 100) -> list[Timer]:
-        timers = (await self.owners[owner_id].begin(owner_id, held, limit)).timers
+        return self._heard(owner_id, await self.owners[owner_id].begin(owner_id, held, limit))
+
+    async def begin_lanes(self, owner_id: bytes, held: dict[int, int], limit: int = 100) -> list[Timer]:
+        """The same by lane: all timers of a race are in one."""
+        portions = [Portion(LANE, limit)]
+        return self._heard(owner_id, await self.owners[owner_id].begin_lanes(owner_id, held, limit, portions))
+
+    def _heard(self, owner_id: bytes, answer: Begun) -> list[Timer]:
+        timers = answer.timers
         self.begun.extend((owner_id, t.uuid, t.revision - 1) for t in timers)
         return timers
 
@@ -77,23 +87,24 @@ class Cast:
 
 
 @pytest.fixture
-def cast(runner: asyncio.Runner, database: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cast]:
+def cast(
+    runner: asyncio.Runner, database: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, opened: Opened
+) -> Iterator[Cast]:
     # What is raced for is rows, not the disk.
     monkeypatch.setitem(postgres_pool._SESSION, "synchronous_commit", "off")
 
     async def gathered() -> Cast:
-        clients = await postgres(database, clock)
+        clients = await opened(database)
         audit = await Audit.of(database)
-        return Cast(audit, {o: await postgres(audit.url(database, o), clock) for o in OWNERS}, clients, clock)
-
-    async def dismissed() -> None:
-        for store in (cast.clients, *cast.owners.values()):
-            await store.close()
-        await cast.audit.close()
+        try:
+            return Cast(audit, {o: await opened(audit.url(database, o)) for o in OWNERS}, clients, clock)
+        except BaseException:
+            await audit.close()
+            raise
 
     cast = runner.run(gathered())
     yield cast
-    runner.run(dismissed())
+    runner.run(cast.audit.close())
 
 
 # Seeded schedules.
@@ -127,7 +138,8 @@ async def own(cast: Cast, owner_id: bytes, rng: random.Random) -> None:
             case "release":
                 await store.release(owner_id, rng.sample(SHARDS, 1))
             case _:
-                begun += await cast.begin(owner_id, held, rng.choice((1, 100)))
+                begin = rng.choice((cast.begin, cast.begin_lanes))
+                begun += await begin(owner_id, held, rng.choice((1, 100)))
 
 
 async def use(cast: Cast, rng: random.Random) -> None:
@@ -153,7 +165,7 @@ async def pause(cast: Cast, rng: random.Random) -> None:
     """Somebody who can't decide whether the namespace is paused, and in the end decides that it is not."""
     for paused in [rng.random() < 0.7 for _ in range(rng.randrange(3))] + [False]:
         [before] = await cast.clients.namespaces()
-        assert await cast.clients.swap_namespace(before, msgspec.structs.replace(before, paused=paused))
+        await switch(cast.clients, before, paused=paused)
         await asyncio.sleep(rng.choice((0, 0.002, 0.005)))
 
 
@@ -201,18 +213,26 @@ async def test_instances_that_all_come_back_too_late_do_not_wait_for_each_other(
 # Forced interleavings: each is right with the store's own statements, and seen to be wrong with a seeded bug.
 
 
-async def claimed_while_a_begin_is_under_way(cast: Cast) -> None:
+Begin = Callable[[Cast, bytes, dict[int, int]], Awaitable[list[Timer]]]
+"""A way to begin all that is due."""
+
+
+async def claimed_while_a_begin_is_under_way(cast: Cast, begin: Begin = Cast.begin) -> None:
     """Alice's begin has passed the fence and waits for a timer's row when her lease runs out and Bob claims."""
     await with_timers(cast.clients, timer())
     held = await cast.owners[ALICE].claim(ALICE, [0], 1)
     async with cast.locked("SELECT FROM timers WHERE shard = $1 FOR UPDATE"):
-        begin = asyncio.ensure_future(cast.begin(ALICE, held))
+        begun = asyncio.ensure_future(begin(cast, ALICE, held))
         await cast.audit.waiting(1)
         cast.clock.advance(1)
         claim = asyncio.ensure_future(cast.owners[BOB].claim(BOB, [0], LEASE_MS))
         await cast.audit.waiting(2, unless=claim)
     assert await claim == {0: 2}
-    assert len(await begin) == 1
+    assert len(await begun) == 1
+
+
+async def claimed_while_a_begin_of_lanes_is_under_way(cast: Cast) -> None:
+    await claimed_while_a_begin_is_under_way(cast, Cast.begin_lanes)
 
 
 async def claimed_while_a_record_is_under_way(cast: Cast) -> None:
@@ -229,7 +249,7 @@ async def claimed_while_a_record_is_under_way(cast: Cast) -> None:
     assert await record == [True]
 
 
-async def begun_while_a_claim_is_under_way(cast: Cast) -> None:
+async def begun_while_a_claim_is_under_way(cast: Cast, begin: Begin = Cast.begin) -> None:
     """Alice's begin starts before Bob's claim is committed, and has to wait for it."""
     await with_timers(cast.clients, timer())
     held = await cast.owners[ALICE].claim(ALICE, [0], 1)
@@ -237,21 +257,41 @@ async def begun_while_a_claim_is_under_way(cast: Cast) -> None:
     async with cast.locked("SELECT FROM shards WHERE shard = $1 FOR UPDATE"):
         claim = asyncio.ensure_future(cast.owners[BOB].claim(BOB, [0], LEASE_MS))
         await cast.audit.waiting(1)
-        begin = asyncio.ensure_future(cast.begin(ALICE, held))
-        await cast.audit.waiting(2, unless=begin)
+        begun = asyncio.ensure_future(begin(cast, ALICE, held))
+        await cast.audit.waiting(2, unless=begun)
     assert await claim == {0: 2}
-    assert await begin == []
+    assert await begun == []
 
 
-async def parked_while_a_claim_is_under_way(cast: Cast) -> None:
-    """The same with a timer that Alice would park: who does not hold a shard changes nothing in it."""
-    [running] = await cast.clients.namespaces()
-    paused = msgspec.structs.replace(running, paused=True)
-    assert await cast.clients.swap_namespace(running, paused)
-    await begun_while_a_claim_is_under_way(cast)
-    assert await cast.clients.swap_namespace(paused, running)
-    if parked := await cast.audit.connection.fetch("SELECT uuid FROM timers WHERE parked > ''"):
-        raise Violated(f"parked by a former owner: {parked}")
+async def begun_by_lane_while_a_claim_is_under_way(cast: Cast) -> None:
+    await begun_while_a_claim_is_under_way(cast, Cast.begin_lanes)
+
+
+async def changed_while_a_begin_of_lanes_is_under_way(cast: Cast) -> None:
+    """Alice's begin has found a timer when a client moves it to another lane, an hour ahead."""
+    await with_timers(cast.clients, before := timer())
+    held = await cast.owners[ALICE].claim(ALICE, [0], LEASE_MS)
+    async with cast.locked("SELECT FROM shards WHERE shard = $1 FOR UPDATE"):
+        begun = asyncio.ensure_future(cast.begin_lanes(ALICE, held))
+        await cast.audit.waiting(1)
+        elsewhere = Definition(target=HttpTarget(url="http://elsewhere.example"))
+        after = lifecycle.amend(before, now=START, execute_at=START + HOUR_MS, definition=elsewhere)
+        assert await cast.clients.swap(before, after)
+    assert await begun == []
+    assert await cast.clients.get("default", before.id) == after
+
+
+async def begun_by_age_and_by_lane_at_once(cast: Cast) -> None:
+    """Two looks of one owner find the same timer and wait for its row."""
+    await with_timers(cast.clients, timer())
+    held = await cast.owners[ALICE].claim(ALICE, [0], LEASE_MS)
+    async with cast.locked("SELECT FROM timers WHERE shard = $1 FOR UPDATE"):
+        by_age = asyncio.ensure_future(cast.begin(ALICE, held))
+        await cast.audit.waiting(1)
+        by_lane = asyncio.ensure_future(cast.begin_lanes(ALICE, held))
+        await cast.audit.waiting(2)
+    if len(begun := await by_age + await by_lane) != 1:
+        raise Violated(f"one attempt was due, and {len(begun)} were begun")
 
 
 async def left_while_a_renewal_is_under_way(cast: Cast) -> None:
@@ -268,16 +308,20 @@ async def left_while_a_renewal_is_under_way(cast: Cast) -> None:
     assert await cast.clients.cluster() == []
 
 
-async def failed_over_with_loss(cast: Cast) -> None:
+async def failed_over_with_loss(cast: Cast, begin: Begin = Cast.begin) -> None:
     """A replica that had not heard of Alice's claim has taken over and given the same version to Bob."""
     await with_timers(cast.clients, timer("a"), timer("b"))
     held = await cast.owners[ALICE].claim(ALICE, [0], LEASE_MS)
     [begun] = await cast.begin(ALICE, held, 1)
     await cast.audit.connection.execute("UPDATE shards SET owner_id = $1 WHERE shard = 0", BOB)
-    await cast.begin(ALICE, held)
+    await begin(cast, ALICE, held)
     now = cast.clock.now()
     change = begun, lifecycle.settle(begun, DELIVERED, sent_at=now, now=now, uniform=random.uniform)
     await cast.record(ALICE, [change])
+
+
+async def failed_over_with_loss_and_begun_by_lane(cast: Cast) -> None:
+    await failed_over_with_loss(cast, Cast.begin_lanes)
 
 
 async def put_while_the_same_timer_becomes_final(cast: Cast) -> None:
@@ -310,11 +354,15 @@ async def put_while_the_same_timer_is_replayed(cast: Cast) -> None:
 Story = Callable[[Cast], Awaitable[None]]
 STORIES: list[Story] = [
     claimed_while_a_begin_is_under_way,
+    claimed_while_a_begin_of_lanes_is_under_way,
     claimed_while_a_record_is_under_way,
     begun_while_a_claim_is_under_way,
-    parked_while_a_claim_is_under_way,
+    begun_by_lane_while_a_claim_is_under_way,
+    changed_while_a_begin_of_lanes_is_under_way,
+    begun_by_age_and_by_lane_at_once,
     left_while_a_renewal_is_under_way,
     failed_over_with_loss,
+    failed_over_with_loss_and_begun_by_lane,
     put_while_the_same_timer_becomes_final,
     put_while_the_same_timer_is_replayed,
 ]
@@ -329,7 +377,10 @@ async def test_a_forced_interleaving_ends_well(cast: Cast, story: Story) -> None
 
 
 LOCKED_FENCE = "ORDER BY shard FOR SHARE"
-FENCED_PARKING = "AND met.shard = ANY (ARRAY(SELECT shard FROM fence))"
+KEY_SHARE = "ORDER BY shard FOR KEY SHARE"
+FENCED_BEGIN = "AND due.shard = ANY (ARRAY(SELECT shard FROM fence))"
+SAME_REVISION = "timers.ctid = due.at AND timers.revision = due.revision"
+SAME_TIMER = "timers.seq = due.seq"
 OWNED_BEGIN = "owner_id = $1 AND version = ($2::bigint[])[shard + 1]"
 OWNED_BEGIN_BUG = "$1::bytea IS NOT NULL AND version = ($2::bigint[])[shard + 1]"
 OWNED_RECORD, OWNED_RECORD_BUG = "AND owner_id = $1\n", "AND $1::bytea IS NOT NULL\n"
@@ -342,18 +393,27 @@ ASKED_BEFORE_BUG = "AS numbered WHERE NOT EXISTS (SELECT FROM history WHERE hist
     ("statement", "bugs", "story"),
     [
         ("BEGIN", {LOCKED_FENCE: ""}, claimed_while_a_begin_is_under_way),
-        ("BEGIN", {LOCKED_FENCE: "ORDER BY shard FOR KEY SHARE"}, claimed_while_a_begin_is_under_way),
+        ("BEGIN", {LOCKED_FENCE: KEY_SHARE}, claimed_while_a_begin_is_under_way),
+        ("BEGIN_LANES", {LOCKED_FENCE: ""}, claimed_while_a_begin_of_lanes_is_under_way),
+        ("BEGIN_LANES", {LOCKED_FENCE: KEY_SHARE}, claimed_while_a_begin_of_lanes_is_under_way),
         ("RECORD", {LOCKED_FENCE: ""}, claimed_while_a_record_is_under_way),
-        ("RECORD", {LOCKED_FENCE: "ORDER BY shard FOR KEY SHARE"}, claimed_while_a_record_is_under_way),
-        ("BEGIN", {FENCED_PARKING: ""}, parked_while_a_claim_is_under_way),
+        ("RECORD", {LOCKED_FENCE: KEY_SHARE}, claimed_while_a_record_is_under_way),
+        ("BEGIN", {FENCED_BEGIN: ""}, claimed_while_a_begin_is_under_way),
+        ("BEGIN_LANES", {FENCED_BEGIN: ""}, claimed_while_a_begin_of_lanes_is_under_way),
+        ("BEGIN_LANES", {SAME_REVISION: SAME_TIMER}, begun_by_age_and_by_lane_at_once),
         ("BEGIN", {OWNED_BEGIN: OWNED_BEGIN_BUG}, failed_over_with_loss),
+        ("BEGIN_LANES", {OWNED_BEGIN: OWNED_BEGIN_BUG}, failed_over_with_loss_and_begun_by_lane),
         ("RECORD", {OWNED_RECORD: OWNED_RECORD_BUG}, failed_over_with_loss),
         ("PUT", {ASKED_AFTER: "1"}, put_while_the_same_timer_becomes_final),
         ("PUT", {ASKED_AFTER: "1", ASKED_BEFORE: ASKED_BEFORE_BUG}, put_while_the_same_timer_becomes_final),
     ],
     ids=[
-        *("begin without a lock", "begin with too weak a lock", "record without a lock", "record with too weak a lock"),
-        *("begin that parks without a fence", "begin by the version alone", "record by the version alone"),
+        *("begin without a lock", "begin with too weak a lock"),
+        *("begin by lane without a lock", "begin by lane with too weak a lock"),
+        *("record without a lock", "record with too weak a lock"),
+        *("begin that ignores the fence", "begin by lane that ignores the fence"),
+        "begin by lane that ignores the revision",
+        *("begin by the version alone", "begin by lane by the version alone", "record by the version alone"),
         *("put that does not ask for final timers", "put that asks for them with its own snapshot"),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 
 from duetime import lifecycle
 from duetime.model import Status
-from duetime.store import Filter, Query, Sort
+from duetime.store import Filter, Portion, Query, Sort
 from duetime.stores.postgres import PostgresStore
 from tests.clocks import START, ManualClock
 from tests.contract.stores import postgres
@@ -65,7 +65,10 @@ async def verbs(store: PostgresStore) -> dict[str, Callable[[], Awaitable[object
     begun = (await store.begin(ALICE, held, 5)).timers
     await store.swap(two, canceled := lifecycle.cancel(two, now=START))
     return {
-        "begin": lambda: store.begin(ALICE, held, 5),
+        "begin": lambda: store.begin(ALICE, held, 5, lane_max=3),
+        "begin_lanes": lambda: store.begin_lanes(ALICE, held, 5, [Portion(one.lane, 3)]),
+        "lanes": lambda: store.lanes(START, due_max=10),
+        "overdue": lambda: store.overdue(held, START, 10),
         "record": lambda: store.record(ALICE, [(t, completed(t)) for t in begun]),
         "put": lambda: store.put(timer("new")),
         "get": lambda: store.get("default", "t7"),
@@ -84,6 +87,13 @@ async def verbs(store: PostgresStore) -> dict[str, Callable[[], Awaitable[object
 async def plans_of(url: str) -> dict[tuple[str, bool], list[Plan]]:
     """The plans of each verb's statements, before and after the tables were analyzed."""
     store = await postgres(url, ManualClock())
+    try:
+        return await _plans_of(store)
+    finally:
+        await store.close()
+
+
+async def _plans_of(store: PostgresStore) -> dict[tuple[str, bool], list[Plan]]:
     await with_namespace(store, "paused", paused=True)
     live = spread(LIVE, at=START - 50)
     for first in range(0, LIVE, 1000):
@@ -111,7 +121,6 @@ async def plans_of(url: str) -> dict[tuple[str, bool], list[Plan]]:
                 await connection.execute("ANALYZE")
             for name, several in statements.items():
                 plans[name, analyzed] = [await _plan(connection, sql) for sql in several]
-    await store.close()
     return plans
 
 
@@ -138,6 +147,12 @@ def nodes(plan: Plan) -> Iterator[Plan]:
 def scans(plan: Plan) -> list[Plan]:
     """The nodes that read timers or history."""
     return [n for n in nodes(plan) if "Scan" in n["Node Type"] and re.match("timers|history", table(n))]
+
+
+def part(plan: Plan, name: str) -> Plan:
+    """What makes the CTE of this name."""
+    [found] = [n for n in nodes(plan) if n.get("Subplan Name") == f"CTE {name}"]
+    return found
 
 
 def table(node: Plan) -> str:
@@ -195,7 +210,8 @@ HISTORY_FINAL = {"history_namespace_status_updated_at_seq"}
 @pytest.mark.parametrize(
     ("verb", "wanted"),
     [
-        ("begin", {"timers_due", "timers_parked"}),
+        ("begin", {"timers_due"}),
+        ("begin_lanes", {"timers_lane"}),
         ("record", UUID),
         ("put", set()),
         ("get", UUID | HISTORY_UUID),
@@ -213,16 +229,38 @@ def test_a_write_goes_by_its_indexes(plans, verb: str, wanted: set[str], analyze
 @in_both_ages
 def test_begin_finds_what_is_due_in_order_and_sorts_no_table(plans, analyzed: bool) -> None:
     [plan] = plans["begin", analyzed]
-    for name, index in {"reach": "timers_due", "met": "timers_due", "oldest": "timers_parked"}.items():
-        [part] = [n for n in nodes(plan) if n.get("Subplan Name") == f"CTE {name}"]
-        [scan] = scans(part)
-        assert (scan["Index Name"], "fire_at <= " in scan["Index Cond"]) == (index, True)
-        assert not any("Sort" in n["Node Type"] for n in nodes(part))
-    assert "parked = " in scan["Index Cond"]
+    [scan] = scans(met := part(plan, "met"))
+    assert (scan["Index Name"], "fire_at <= " in scan["Index Cond"]) == ("timers_due", True)
+    assert not any("Sort" in n["Node Type"] for n in nodes(met))
 
 
 @in_both_ages
-@pytest.mark.parametrize("verb", ["begin", "record", "put"])
+def test_begin_by_lane_finds_what_is_due_in_order_and_sorts_no_table(plans, analyzed: bool) -> None:
+    [plan] = plans["begin_lanes", analyzed]
+    for name, conditions in {
+        "asked": ["lane = "],
+        "met": ["lane = ", "(fire_at + 0) <= "],
+        "left_over": ["lane = ", "(fire_at + 0) > "],
+    }.items():
+        [scan] = scans(found := part(plan, name))
+        assert scan["Index Name"] == "timers_lane"
+        assert all(condition in scan["Index Cond"] for condition in conditions)
+        assert not any("Sort" in n["Node Type"] for n in nodes(found))
+
+
+@in_both_ages
+@pytest.mark.parametrize("verb", ["lanes", "overdue"])
+def test_lanes_are_found_by_seeks_in_their_index(plans, verb: str, analyzed: bool) -> None:
+    [plan] = plans[verb, analyzed]
+    seeks = [n for n in scans(plan) if n["Index Name"] == "timers_lane"]
+    assert seeks and all("lane " in seek["Index Cond"] for seek in seeks)
+    # Each reads one entry, or counts up to a limit.
+    assert all(read_whole_below(n) == [] for n in nodes(plan) if n["Node Type"] in ("Nested Loop", "Recursive Union"))
+    assert indexes(plan) == ({"timers_lane", "timers_due"} if verb == "lanes" else {"timers_lane"})
+
+
+@in_both_ages
+@pytest.mark.parametrize("verb", ["begin", "begin_lanes", "record", "put"])
 def test_no_timer_of_a_batch_is_compared_with_every_shard(plans, verb: str, analyzed: bool) -> None:
     filters = [n["Join Filter"] for plan in plans[verb, analyzed] for n in nodes(plan) if "Join Filter" in n]
     assert set(filters) <= {"false"}
@@ -259,8 +297,7 @@ def test_a_list_of_a_namespace_reads_no_other(plans, name: str, analyzed: bool) 
 def test_a_page_and_a_count_are_walks_along_an_index(plans, name: str, index: str, analyzed: bool) -> None:
     [plan] = plans[name, analyzed]
     slices = {"final": "namespace_status_updated_at_seq", "uuid": "uuid"}.get(index, f"{index}_seq")
-    parked = {"timers_parked"} if index == "due" else set()
-    assert indexes(plan) <= {f"timers_{index}", f"history_{slices}"} | parked
+    assert indexes(plan) <= {f"timers_{index}", f"history_{slices}"}
     if index in ("final", "namespace"):
         assert all("namespace = " in scan["Index Cond"] for scan in scans(plan))
     if index != "uuid" and not name.endswith("status=executing"):  # these are few
@@ -270,16 +307,14 @@ def test_a_page_and_a_count_are_walks_along_an_index(plans, name: str, index: st
 @in_both_ages
 def test_a_forecast_reads_what_is_due_from_the_index_alone(plans, analyzed: bool) -> None:
     [plan] = plans["forecast", analyzed]
-    assert indexes(plan) == {"timers_due", "timers_parked"}
+    assert indexes(plan) == {"timers_due"}
     assert {scan["Node Type"] for scan in scans(plan)} == {"Index Scan", "Index Only Scan"}
-    walks = [scan for scan in scans(plan) if scan.get("Index Cond")]
-    assert len(walks) == len(scans(plan)) - 1  # the first entry of what is parked
-    assert all("fire_at >= " in walk["Index Cond"] and "fire_at < " in walk["Index Cond"] for walk in walks)
-    assert all("parked = " in walk["Index Cond"] for walk in walks if walk["Index Name"] == "timers_parked")
+    walks = [scan["Index Cond"] for scan in scans(plan)]
+    assert all("fire_at >= " in walk and "fire_at < " in walk for walk in walks)
 
 
-async def test_a_begin_leaves_the_indexes_alone(server: Postgres, database: str, clock: ManualClock) -> None:
-    store = await postgres(database, clock)
+async def test_a_begin_leaves_the_indexes_alone(opened, server: Postgres, database: str) -> None:
+    store = await opened(database)
     await with_timers(store, *spread(1000, at=START - 1000))
     # All of a page at once: what they leave behind can't be cleared away before the commit.
     assert len((await store.begin(ALICE, await holding(store), 500)).timers) == 500

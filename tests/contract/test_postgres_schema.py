@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from duetime import lifecycle
 from duetime.errors import SettingsError
 from duetime.model import DEFAULT_NAMESPACE, Status
 from duetime.stores.postgres import PostgresStore
@@ -16,10 +17,13 @@ from tests.contract.timers import (
     ALICE,
     LEASE_MS,
     OLD_IDS,
+    assert_old_lanes_fire,
+    changed,
     completed,
     ended,
     everything,
     holding,
+    in_old_lanes,
     old_key,
     spread,
     timer,
@@ -31,12 +35,22 @@ from tests.postgres import Postgres
 OLDER = """
     SET search_path = duetime;
     UPDATE meta SET value = 1 WHERE name = 'schema';
-    ALTER TABLE timers DROP COLUMN parked;
-    CREATE INDEX timers_due ON timers (fire_at, seq);
+    ALTER TABLE timers DROP COLUMN lane;
+    ALTER TABLE history DROP COLUMN lane;
+    ALTER TABLE namespaces DROP COLUMN revision;
     CREATE INDEX timers_seq ON timers ((seq + 0));
     CREATE INDEX history_seq ON history ((seq + 0));
     DROP TYPE new_row, end_row, move_row, whole_row;
 """
+
+
+PARKED = """
+    UPDATE meta SET value = 4 WHERE name = 'schema';
+    UPDATE timers SET parked = namespace WHERE namespace IN ('resumed', 'paused');
+    UPDATE namespaces SET definition = convert_to(
+        (convert_from(definition, 'UTF8')::jsonb - 'weight' - 'revision')::text, 'UTF8');
+"""
+"""Makes the database, after ``OLDER`` and the third and fourth step, one of schema 4 with timers that are held back."""
 
 
 async def refusal(url: str, *, shards: int = SHARDS) -> str:
@@ -90,6 +104,32 @@ async def test_the_keys_of_an_older_database_are_brought_up(opened, server: Post
     assert [await store.get(t.namespace, t.id) for t in live + final] == live + final
     begun = (await store.begin(ALICE, await holding(store), 10)).timers
     assert await store.record(ALICE, [(t, completed(t)) for t in begun]) == [True] * len(live)
+
+
+async def test_the_timers_of_an_older_database_get_their_lanes(opened, server: Postgres, database: str) -> None:
+    store = await opened(database)
+    await with_namespace(store, "resumed")
+    paused = await with_namespace(store, "paused", paused=True)
+    await with_timers(store, *in_old_lanes())
+    for name in ("resumed", "paused"):
+        await with_timers(store, *(changed(t, namespace=name) for t in spread(5, at=START - 9)))
+    there = (await everything(store)).values()
+    canceled = lifecycle.cancel(before := timer("final"), now=START)
+    await with_timers(store, before)
+    assert await store.swap(before, canceled)
+    await store.close()
+    schema = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'duetime' ORDER BY indexname"
+    indexes = server.sql(schema, database)
+    server.sql(OLDER + MIGRATIONS[2] + MIGRATIONS[3] + PARKED, database)
+
+    store = await opened(database)
+    assert server.sql(schema, database) == indexes
+    rows = await store._pool.read("SELECT namespace, id, lane FROM timers")
+    assert {(namespace, id): lane for namespace, id, lane in rows} == {(t.namespace, t.id): t.lane for t in there}
+    assert {(n.name, n.weight, n.revision) for n in await store.namespaces()} == {
+        *(("default", 1, 0), ("resumed", 1, 0), ("paused", 1, 0))
+    }
+    await assert_old_lanes_fire(store, paused, canceled)
 
 
 async def test_reopening_keeps_everything(opened, database: str) -> None:

@@ -24,12 +24,16 @@ from tests.contract.timers import (
     BOB,
     LEASE_MS,
     OLD_IDS,
+    assert_old_lanes_fire,
+    changed,
     completed,
     everything,
     holding,
+    in_old_lanes,
     old_key,
     spread,
     timer,
+    with_namespace,
     with_timers,
 )
 
@@ -47,6 +51,15 @@ try:
 except SettingsError as error:
     print(error)
 """
+
+
+WITHOUT_LANES = """
+    DROP INDEX timers_due;
+    DROP INDEX timers_lane;
+    ALTER TABLE timers DROP COLUMN lane;
+    CREATE INDEX timers_due ON timers (fire_at) WHERE status = 'pending';
+"""
+"""Makes the file one of schema 3."""
 
 
 @pytest.fixture
@@ -167,14 +180,50 @@ async def test_the_keys_of_an_older_file_are_brought_up(path: Path, clock: Manua
     await store.close()
     connection = apsw.Connection(str(path))
     connection.executemany("UPDATE timers SET uuid = ? WHERE id = ?", [(old_key(t), t.id) for t in timers])
-    connection.execute("DROP INDEX timers_due; DROP INDEX timers_parked; ALTER TABLE timers DROP COLUMN parked")
-    connection.execute("CREATE INDEX timers_due ON timers (fire_at) WHERE status = 'pending'")
+    connection.execute(WITHOUT_LANES)
     connection.pragma("user_version", 2)
     connection.close()
     store = await sqlite(path.parent, clock)
     assert [await store.get("default", t.id) for t in timers] == timers
     begun = (await store.begin(ALICE, await holding(store), 10)).timers
     assert await store.record(ALICE, [(t, completed(t)) for t in begun]) == [True] * len(timers)
+    await store.close()
+
+
+async def test_the_timers_of_an_older_file_get_their_lanes(path: Path, clock: ManualClock) -> None:
+    store = await sqlite(path.parent, clock)
+    await with_namespace(store, "resumed")
+    paused = await with_namespace(store, "paused", paused=True)
+    await with_timers(store, *in_old_lanes())
+    for name in ("resumed", "paused"):
+        await with_timers(store, *(changed(t, namespace=name) for t in spread(5, at=START - 9)))
+    canceled = lifecycle.cancel(before := timer("final"), now=START)
+    await with_timers(store, before)
+    assert await store.swap(before, canceled)
+    there = (await everything(store)).values()
+    await store.close()
+    connection = apsw.Connection(str(path))
+    schema = "SELECT name, sql FROM sqlite_schema WHERE type = 'index' ORDER BY name"
+    indexes = connection.execute(schema).fetchall()
+    connection.execute(WITHOUT_LANES + MIGRATIONS[3])
+    connection.execute("UPDATE timers SET parked = namespace WHERE namespace IN ('resumed', 'paused')")
+    old_namespace = "CAST(json_remove(CAST(definition AS TEXT), '$.weight', '$.revision') AS BLOB)"
+    connection.execute(f"UPDATE namespaces SET definition = {old_namespace}")
+    connection.pragma("user_version", 4)
+    connection.close()
+
+    store = await sqlite(path.parent, clock)
+    connection = apsw.Connection(str(path))
+    assert connection.execute(schema).fetchall() == indexes
+    lanes = {
+        (namespace, id): lane for namespace, id, lane in connection.execute("SELECT namespace, id, lane FROM timers")
+    }
+    connection.close()
+    assert lanes == {(t.namespace, t.id): t.lane for t in there}
+    assert {(n.name, n.weight, n.revision) for n in await store.namespaces()} == {
+        *(("default", 1, 0), ("resumed", 1, 0), ("paused", 1, 0))
+    }
+    await assert_old_lanes_fire(store, paused, canceled)
     await store.close()
 
 

@@ -10,6 +10,7 @@ from msgspec import Raw
 
 from duetime import lifecycle
 from duetime.model import Status, Timer, replace
+from duetime.store import Portion
 from tests.clocks import START, ManualClock
 from tests.contract.timers import (
     ALICE,
@@ -133,6 +134,8 @@ async def test_of_a_cancel_and_a_begin_exactly_one_wins(store, clock: ManualCloc
     async def begin(limit: int) -> list[Timer]:
         for _ in range(rng.randrange(4)):
             await store.ping()
+        if rng.random() < 0.5:
+            return (await store.begin_lanes(ALICE, held, limit, [Portion(timers[0].lane, limit)])).timers
         return (await store.begin(ALICE, held, limit)).timers
 
     jobs = [cancel(first) for first in timers] + [begin(rng.randrange(1, 12)) for _ in range(8)]

@@ -9,7 +9,16 @@ import pytest
 
 from duetime.model import DAY_MS, FOREVER_MS, Namespace, Secret, Status
 from tests.clocks import START, ManualClock
-from tests.contract.timers import ended, everything, spread, timer, with_namespace, with_timers
+from tests.contract.timers import (
+    changed_to,
+    ended,
+    everything,
+    spread,
+    switch,
+    timer,
+    with_namespace,
+    with_timers,
+)
 
 FINAL = [Status.COMPLETED, Status.FAILED, Status.CANCELED]
 
@@ -104,10 +113,9 @@ async def test_a_retention_that_changes_counts_at_the_next_purge(store, clock: M
     [default] = await store.namespaces()
     await with_timers(store, ended("a", Status.COMPLETED))
     clock.advance(100)
-    keeping = msgspec.structs.replace(default, retention_ms=FOREVER_MS)
-    assert await store.swap_namespace(default, keeping)
+    keeping = await switch(store, default, retention_ms=FOREVER_MS)
     assert await store.purge(retention_ms=1, limit=10) == 0
-    assert await store.swap_namespace(keeping, default)
+    await switch(store, keeping, retention_ms=None)
     assert await store.purge(retention_ms=1, limit=10) == 1
 
 
@@ -134,6 +142,8 @@ TEAM = Namespace(
     created_at=START - 9,
     retention_ms=DAY_MS,
     paused=True,
+    weight=7,
+    revision=4,
     secrets=(
         Secret(id="old", key=bytes(range(256)), created_at=1, expires_at=START),
         Secret(id="new", key=b"\0\xff", created_at=2),
@@ -170,11 +180,10 @@ async def test_of_many_new_namespaces_of_one_name_one_wins(store) -> None:
     assert answers == [None if rival == winner else winner for rival in rivals]
 
 
-async def test_a_namespace_is_swapped_only_as_it_was(store) -> None:
+async def test_a_namespace_is_swapped_only_at_its_revision(store) -> None:
     await store.put_namespace(TEAM)
-    after = msgspec.structs.replace(TEAM, paused=False, retention_ms=None, secrets=TEAM.secrets[1:])
-    for stale in (after, msgspec.structs.replace(TEAM, retention_ms=1), msgspec.structs.replace(TEAM, secrets=())):
-        assert await store.swap_namespace(stale, after) is False
+    after = changed_to(TEAM, paused=False, retention_ms=None, secrets=TEAM.secrets[1:], weight=2)
+    assert await store.swap_namespace(after, changed_to(after)) is False
     assert (await by_name(store))[TEAM.name] == TEAM
     assert await store.swap_namespace(TEAM, after) is True
     assert (await by_name(store))[TEAM.name] == after
@@ -182,14 +191,23 @@ async def test_a_namespace_is_swapped_only_as_it_was(store) -> None:
     assert set(await by_name(store)) == {"default", TEAM.name}
 
 
+async def test_a_namespace_that_looks_as_before_is_at_another_revision(store) -> None:
+    """Of two who read a namespace before it was paused and resumed, neither may write over that."""
+    await store.put_namespace(TEAM)
+    again = await switch(store, await switch(store, TEAM, paused=False), paused=True)
+    assert await store.swap_namespace(TEAM, changed_to(TEAM, retention_ms=1)) is False
+    assert (await by_name(store))[TEAM.name] == again
+    assert msgspec.structs.replace(again, revision=TEAM.revision) == TEAM
+
+
 async def test_a_namespace_that_is_not_there_is_not_swapped(store) -> None:
-    assert await store.swap_namespace(TEAM, TEAM) is False
+    assert await store.swap_namespace(TEAM, changed_to(TEAM)) is False
     assert set(await by_name(store)) == {"default"}
 
 
 async def test_of_many_swaps_of_a_namespace_one_wins(store) -> None:
     [default] = await store.namespaces()
-    rivals = [msgspec.structs.replace(default, retention_ms=n) for n in range(1, 9)]
+    rivals = [changed_to(default, retention_ms=n) for n in range(1, 9)]
     won = await asyncio.gather(*(store.swap_namespace(default, rival) for rival in rivals))
     assert won.count(True) == 1
     assert await store.namespaces() == [rivals[won.index(True)]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,18 +17,38 @@ from msgspec import Raw
 
 from duetime import lifecycle
 from duetime.errors import TimerNotPending
-from duetime.model import Namespace, Outcome, OutcomeKind, RetryPolicy, Status, Timer, replace
+from duetime.model import (
+    Definition,
+    HttpTarget,
+    Namespace,
+    NatsTarget,
+    Outcome,
+    OutcomeKind,
+    RetryPolicy,
+    Status,
+    Target,
+    Timer,
+    destination_of,
+    lane_of,
+    replace,
+)
 from duetime.sharding import shard_of
-from duetime.store import Begun, Filter, Place, Query, Sort, Store
+from duetime.store import Begun, Filter, Place, Portion, Query, Sort, Store
 from duetime.stores.memory import MemoryStore
 from tests.clocks import START, ManualClock
 from tests.contract.stores import SHARDS
-from tests.contract.timers import ALICE, BOB, CAROL, EVERYTHING, definition, everything
+from tests.contract.timers import ALICE, BOB, CAROL, EVERYTHING, changed_to, everything
 
 SEEDS = range(6)
-STEPS = 400
+STEPS = 480
 NAMESPACES = {"default": SHARDS, "one": 1, "three": 3}
 IDS = [f"timer {n}" for n in range(40)]
+TARGETS: list[Target] = [
+    HttpTarget(url="https://example.org/due"),
+    HttpTarget(url="HTTP://Example.org:8080?x=1"),
+    NatsTarget(subject="due"),
+]
+LANES = [lane_of(name, destination_of(target)) for name in (*NAMESPACES, "nowhere") for target in TARGETS]
 OUTCOMES = [
     Outcome(kind=OutcomeKind.ANSWERED, status=200, body=b'{"ok": true}'),
     Outcome(kind=OutcomeKind.ANSWERED, status=503, error="HTTP 503"),
@@ -45,16 +66,15 @@ class Walk:
         self.known: list[Timer] = []  # values that were in the store at some time
         self.begun: dict[tuple[str, str], tuple[bytes, Timer]] = {}  # attempts whose outcome is yet to come
         self.held: dict[bytes, dict[int, int]] = {ALICE: {}, BOB: {}, CAROL: {}}  # what each owner believes
+        self.begun_by_lane = 0
         self._instants: Iterator[int] = count()
 
     def instant(self) -> int:
         """An instant near now that no other timer has: stores may break ties as they like."""
         return self.clock.now() // 1000 * 1000 + self.rng.randrange(-5, 20) * 1000 + next(self._instants)
 
-    async def both(self, verb: str, *arguments: object, **named: object) -> object:
+    async def both(self, verb: str, *arguments: object, **named: object) -> Any:
         ours, theirs = [await getattr(store, verb)(*arguments, **named) for store in self.stores]
-        if isinstance(ours, Begun) and len(ours.timers) == arguments[-1] and ours.next_at == self.clock.now():
-            theirs = msgspec.structs.replace(theirs, next_at=ours.next_at)  # A full batch may ask for another look.
         assert ours == theirs, f"{verb}{arguments}{named}"
         return ours
 
@@ -67,17 +87,22 @@ class Walk:
             namespace=namespace,
             id=id,
             shard=shard_of(namespace, id, namespace_shards=NAMESPACES[namespace], shards=SHARDS),
-            definition=definition(
-                Raw(b'{"n": %d}' % revision),
-                timeout_ms=rng.choice([1, 5_000]),
-                retry=RetryPolicy(max_retries=rng.randrange(2)),
-            ),
+            definition=self.definition(),
             execute_at=at,
             fire_at=at,
             created_at=self.clock.now(),
             updated_at=self.clock.now(),
             revision=revision,
             firing=revision,
+        )
+
+    def definition(self) -> Definition:
+        rng = self.rng
+        return Definition(
+            target=rng.choice(TARGETS),
+            payload=Raw(b'{"n": %d}' % rng.getrandbits(48)),
+            timeout_ms=rng.choice([1, 5_000]),
+            retry=RetryPolicy(max_retries=rng.randrange(2)),
         )
 
     def owner(self) -> bytes:
@@ -106,26 +131,68 @@ class Walk:
             if rng.random() < 0.4:
                 after = lifecycle.cancel(before, now=now)
             elif rng.random() < 0.7:
-                after = lifecycle.amend(before, now=now, execute_at=self.instant(), correlation_id="x")
+                definition = self.definition() if rng.random() < 0.5 else None
+                after = lifecycle.amend(
+                    before, now=now, execute_at=self.instant(), definition=definition, correlation_id="x"
+                )
         except TimerNotPending:
             after = replace(replace(before, updated_at=now), last_error="touched")
         if await self.both("swap", before, after) and after:
             self.known.append(after)
 
-    async def begin(self) -> None:
-        owner, now = self.owner(), self.clock.now()
+    def believer(self) -> tuple[bytes, dict[int, int]]:
+        """An owner and what it takes for its own."""
+        owner = self.owner()
         held = dict(self.held[owner])
-        if self.rng.random() < 0.2:
-            held |= self.held[self.owner()]
-        # Which of the lost attempts come first when there are too many is up to the store.
-        there = (await everything(self.model)).values()
-        lost = any(t.status is Status.EXECUTING and (t.deadline_at or 0) <= now for t in there)
-        answer = await self.both("begin", owner, held, EVERYTHING if lost else self.rng.randrange(1, 15))
+        return owner, held | self.held[self.owner()] if self.rng.random() < 0.2 else held
+
+    async def begin(self) -> None:
+        rng = self.rng
+        owner, held = self.believer()
+        lane_max = rng.choice([None, None, 1, 3])
+        wide = {lane: rng.randrange(4) for lane in rng.sample(LANES, 3)}
+        answer = await self.both("begin", owner, held, rng.randrange(1, 15), lane_max=lane_max, wide=wide)
+        self.heard(owner, answer)
+
+    async def begin_lanes(self) -> None:
+        """One lane with a limit, or several without: how a limit is rounded is up to the store."""
+        rng = self.rng
+        owner, held = self.believer()
+        several = rng.random() < 0.6
+        lanes = rng.sample(LANES, rng.randrange(2, len(LANES)) if several else 1)
+        portions = [Portion(lane, rng.randrange(5), rng.choice([0.1, 1.0, 3.0])) for lane in lanes]
+        limit = EVERYTHING if several else rng.randrange(1, 5)
+        answer = await self.both("begin_lanes", owner, held, limit, portions)
+        assert {timer.lane for timer in answer.timers} <= set(lanes)
+        self.heard(owner, answer)
+        self.begun_by_lane += len(answer.timers)
+
+    def heard(self, owner: bytes, answer: Begun) -> None:
         for timer in answer.timers:
             self.begun[timer.namespace, timer.id] = owner, timer
         for shard in answer.refused:
             if self.rng.random() < 0.5:
                 self.held[owner].pop(shard, None)
+
+    async def lanes(self) -> None:
+        """Every lane, in pages that each store may fill as it likes, and what is overdue."""
+        rng, now = self.rng, self.clock.now()
+        until, size, due_max = now + rng.choice([-3_000, 0, 5_000]), rng.choice([2, 5, EVERYTHING]), rng.choice([0, 9])
+        surveys = []
+        for store in self.stores:
+            page = await store.lanes(until, limit=size, due_max=due_max)
+            found, due = page.lanes, page.due
+            while page.next is not None:
+                page = await store.lanes(until, after=page.next, limit=size)
+                found += page.lanes
+            assert len({lane.lane for lane in found}) == len(found), "a lane is listed twice"
+            surveys.append((sorted(found, key=lambda lane: lane.lane), due))
+        assert surveys[0] == surveys[1], f"lanes({until})"
+        shards, before = rng.sample(range(SHARDS), rng.randrange(1, SHARDS + 1)), now - rng.choice([0, 2_000])
+        for most in (2, EVERYTHING):
+            ours, theirs = [await store.overdue(shards, before, most) for store in self.stores]
+            order = lambda lane: (lane.namespace, lane.destination)  # noqa: E731
+            assert sorted(ours, key=order) == sorted(theirs, key=order), f"overdue({shards}, {before}, {most})"
 
     async def record(self) -> None:
         rng, now = self.rng, self.clock.now()
@@ -165,10 +232,8 @@ class Walk:
         name = self.rng.choice(list(NAMESPACES))
         [before] = [n for n in await self.model.namespaces() if n.name == name]
         if self.rng.random() < 0.3:
-            before = msgspec.structs.replace(before, retention_ms=123)
-        after = msgspec.structs.replace(
-            before, paused=self.rng.random() < 0.3, retention_ms=self.rng.choice([None, 2_000, 10**9])
-        )
+            before = msgspec.structs.replace(before, revision=before.revision - 1)
+        after = changed_to(before, paused=self.rng.random() < 0.3, retention_ms=self.rng.choice([None, 2_000, 10**9]))
         await self.both("swap_namespace", before, after)
 
     async def purge(self) -> None:
@@ -212,7 +277,7 @@ class Walk:
 
     STEPS = {
         **{put: 8, put_many: 5, change: 12, begin: 14, record: 12, claim: 7, renew: 4, release: 2},
-        **{wait: 10, namespace: 4, purge: 2, find: 3, ask: 6},
+        **{wait: 10, namespace: 4, purge: 2, find: 3, ask: 6, begin_lanes: 10, lanes: 6},
     }
 
 
@@ -233,6 +298,7 @@ async def test_every_store_walks_like_the_one_in_memory(store, clock: ManualCloc
             raise AssertionError(f"seed {seed}, step {number}, {step.__name__}: {error}") from error
         seen |= {(t.status, t.lost > 0, t.failures > 0) for t in (await everything(walk.model)).values()}
     # The walk got around.
+    assert walk.begun_by_lane > 10
     assert {status for status, _, _ in seen} >= set(Status) - {Status.FAILED}
     assert any(lost for _, lost, _ in seen)
     assert any(failed for _, _, failed in seen)

@@ -24,10 +24,13 @@ from duetime.model import (
     ResponseProtocol,
     RetryPolicy,
     Status,
+    Target,
     Timer,
+    destination_of,
+    lane_of,
     replace,
 )
-from duetime.store import Query, Store
+from duetime.store import Portion, Query, Store
 from tests.clocks import START
 
 ALICE, BOB, CAROL = b"alice".ljust(16, b"."), b"bob".ljust(16, b"."), b"carol".ljust(16, b".")
@@ -146,6 +149,35 @@ def old_key(timer: Timer) -> bytes:
     return blake2b(f"{timer.namespace}\0{timer.id}".encode(), digest_size=16, person=b"duetime-timer").digest()
 
 
+OLD_TARGETS: tuple[Target, ...] = (
+    *(
+        HttpTarget(url=url, headers={"X-Url": "https://elsewhere.example"})
+        for url in (
+            "https://example.org",
+            "https://example.org/due",
+            "https://example.org:443?a=1",
+            "https://example.org:8443/due",
+            "HTTPS://Example.ORG/Due",
+            "http://example.org#here",
+            "http://example.org:80",
+            "http://example.org:8080/?to=https://elsewhere.example:1/",
+            "http://example.org.:8080/",
+            'http://10.1.2.3/"quoted"',
+            "http://[::1]:9000/",
+            "http://[2001:db8::1]",
+        )
+    ),
+    NatsTarget(subject="due.now", headers={"url": "http://example.org"}),
+)
+"""Targets of timers in a database from before there were lanes, some of which share a lane."""
+
+
+def in_old_lanes(at: int = START - 1) -> list[Timer]:
+    """A timer for each of those targets, with a payload that databases can't parse as JSON."""
+    definitions = (Definition(target=target, payload=Raw(rb'{"nul": "\u0000"}')) for target in OLD_TARGETS)
+    return [timer(f"t{n}", at=at, shard=n % 8, definition=each) for n, each in enumerate(definitions)]
+
+
 def ids(timers: Sequence[Timer]) -> list[str]:
     return [timer.id for timer in timers]
 
@@ -182,6 +214,18 @@ async def with_namespace(store: Store, name: str, **fields: object) -> Namespace
     return namespace
 
 
+def changed_to(namespace: Namespace, **changes: object) -> Namespace:
+    """The namespace after a change, at its next revision."""
+    return msgspec.structs.replace(namespace, revision=namespace.revision + 1, **changes)
+
+
+async def switch(store: Store, namespace: Namespace, **changes: object) -> Namespace:
+    """Change the namespace in the store, and return it as it is then."""
+    after = changed_to(namespace, **changes)
+    assert await store.swap_namespace(namespace, after)
+    return after
+
+
 async def holding(store: Store, owner_id: bytes = ALICE, *shards: int) -> dict[int, int]:
     """Have the owner claim these shards, or all."""
     wanted = shards or range(store.shards)
@@ -196,3 +240,28 @@ async def everything(store: Store) -> dict[tuple[str, str], Timer]:
         *(store.find(Query(namespace=n.name, limit=EVERYTHING)) for n in await store.namespaces())
     )
     return {(t.namespace, t.id): t for page in pages for t in page}
+
+
+async def assert_old_lanes_fire(store: Store, paused: Namespace, final: Timer) -> None:
+    """What ``in_old_lanes`` made is begun by lane, and so are five timers each of two namespaces, of which one is still
+    paused; and a final timer that is replayed."""
+    old = in_old_lanes()
+    held = await holding(store)
+    found = {lane.lane: lane for lane in (await store.lanes(START)).lanes}
+    assert {(lane.namespace, lane.destination) for lane in found.values()} == {
+        *((t.namespace, destination_of(t.definition.target)) for t in old),
+        ("resumed", "https://example.org:443"),
+    }
+    begun = (await store.begin_lanes(ALICE, held, EVERYTHING, [Portion(lane, 50) for lane in found])).timers
+    assert sorted((t.namespace, t.id) for t in begun) == sorted(
+        [("default", t.id) for t in old] + [("resumed", f"t{n}") for n in range(5)]
+    )
+    await switch(store, paused, paused=False)
+    again = lifecycle.replay(final, now=START)
+    assert await store.swap(final, again)
+    portions = [Portion(lane_of(paused.name, "https://example.org:443"), 50), Portion(again.lane, 50)]
+    begun = (await store.begin_lanes(ALICE, held, EVERYTHING, portions)).timers
+    assert sorted((t.namespace, t.id) for t in begun) == [
+        *((final.namespace, final.id),),
+        *((paused.name, f"t{n}") for n in range(5)),
+    ]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import resource
 import socket
 import struct
 import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -200,6 +203,29 @@ class Clock:
 
     async def sleep(self, seconds: float) -> None:
         raise AssertionError("nothing here sleeps")
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """The process can open nothing until something of it is closed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+    taken: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture(name="no_descriptors")
+def no_descriptors_fixture() -> Callable[[], AbstractContextManager[None]]:
+    return no_descriptors
 
 
 @pytest.fixture

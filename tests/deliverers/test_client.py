@@ -18,7 +18,9 @@ from duetime import writing
 from duetime.deliverers import client as module
 from duetime.deliverers.client import HttpClient
 from duetime.deliverers.connection import Answer, Connection, Unreachable
-from duetime.deliverers.egress import Url, parse_url
+from duetime.deliverers.unsent import NotSent
+from duetime.model import Unsent
+from duetime.urls import Url, parse_url
 
 REQUEST = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -795,8 +797,9 @@ def test_closing_the_client_ends_what_is_under_way(run: Callable[..., Any], Peer
             await client.close()
             with pytest.raises(Unreachable, match="shutting down"):
                 await task
-            with pytest.raises(Unreachable, match="shutting down"):
+            with pytest.raises(NotSent, match="shutting down") as caught:
                 await post(client, peer)
+            assert caught.value.cause is Unsent.DRAIN
             await client.close()
 
     run(main())

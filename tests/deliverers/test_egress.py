@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from duetime.deliverers import egress as module
-from duetime.deliverers.egress import Egress, Refused, Unresolved, parse_url
-from duetime.errors import InvalidInput, SettingsError
+from duetime.deliverers.egress import Egress, Refused, Unresolved
+from duetime.deliverers.unsent import NotSent
+from duetime.errors import SettingsError
+from duetime.model import Unsent
+from duetime.urls import parse_url
 
 
 def addresses_of(*addresses: str) -> list[tuple[Any, ...]]:
@@ -42,156 +44,6 @@ def dns(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     return names
-
-
-# The text.
-
-
-@pytest.mark.parametrize(
-    ("text", "tls", "host", "port", "authority", "target", "address"),
-    [
-        ("http://example.com", False, "example.com", 80, "example.com", "/", None),
-        ("HTTPS://Example.COM/A?b=C", True, "example.com", 443, "example.com", "/A?b=C", None),
-        ("https://example.com:443/", True, "example.com", 443, "example.com", "/", None),
-        ("https://example.com:80/", True, "example.com", 80, "example.com:80", "/", None),
-        ("http://example.com:8080?x=/y@z", False, "example.com", 8080, "example.com:8080", "/?x=/y@z", None),
-        ("http://example.com/a#frag?no", False, "example.com", 80, "example.com", "/a", None),
-        ("http://example.com#@evil.com/", False, "example.com", 80, "example.com", "/", None),
-        ("http://example.com./x", False, "example.com.", 80, "example.com.", "/x", None),
-        ("http://a_b-c.xn--p1ai/", False, "a_b-c.xn--p1ai", 80, "a_b-c.xn--p1ai", "/", None),
-        ("http://1.2.3.4:81/", False, "1.2.3.4", 81, "1.2.3.4:81", "/", "1.2.3.4"),
-        ("http://[2606:4700:0::1111]/", False, "2606:4700::1111", 80, "[2606:4700::1111]", "/", "2606:4700::1111"),
-        ("http://[::1]:9/", False, "::1", 9, "[::1]:9", "/", "::1"),
-        ("http://1.2.3.4.example/", False, "1.2.3.4.example", 80, "1.2.3.4.example", "/", None),
-        ("http://localhost:65535//x", False, "localhost", 65535, "localhost:65535", "//x", None),
-    ],
-)
-def test_a_url_is_taken_apart(
-    text: str, tls: bool, host: str, port: int, authority: str, target: str, address: str | None
-) -> None:
-    url = parse_url(text)
-    assert (url.tls, url.host, url.port, url.authority, url.target) == (tls, host, port, authority, target)
-    assert url.address == address
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "example.com",
-        "//example.com/",
-        "ftp://example.com/",
-        "file:///etc/passwd",
-        "http:/example.com",
-        "http:example.com",
-        "http://",
-        "http:///x",
-        "http://?x",
-        "http://.",
-        "http://./",
-        "http://..",
-        "http://a..b/",
-        "http://example.com../",
-        "http://.example.com/",
-        "http://exa mple.com/",
-        " http://example.com/",
-        "http://example.com/ ",
-        "http://example.com/a b",
-        "http://example.com/\t",
-        "http://exam\tple.com/",
-        "http://example.com/\r\nX: y",
-        "http://example.com\n",
-        "http://example.com/\x00",
-        "http://example.com/\x7f",
-        "http://a@127.0.0.1/",
-        "http://user:pass@example.com/",
-        "http://@example.com/",
-        "http://example.com@/",
-        "http://example.com:80@evil.com/",
-        "http://evil.com\\@example.com/",
-        "http://example.com\\.evil.com/",
-        "http:\\\\example.com/",
-        "http://example.com/\\",
-        "http://example.com:/",
-        "http://example.com:0/",
-        "http://example.com:65536/",
-        "http://example.com:99999/",
-        "http://example.com:+80/",
-        "http://example.com:-80/",
-        "http://example.com:080/",
-        "http://example.com:80:80/",
-        "http://example.com:8_0/",
-        "http://example.com:http/",
-        "http://example.com:1000000000000000000000/",
-        "http://127.1/",
-        "http://0/",
-        "http://0x7f.1/",
-        "http://0x7f000001/",
-        "http://0X7F000001/",
-        "http://127.0.0x1/",
-        "http://0x/",
-        "http://2130706433/",
-        "http://0177.0.0.1/",
-        "http://017700000001/",
-        "http://127.0.0.01/",
-        "http://127.0.0.1./",
-        "http://127.0.0.256/",
-        "http://1.2.3/",
-        "http://1.2.3.4.5/",
-        "http://example.1/",
-        "http://\uff11\uff12\uff17.0.0.1/",
-        "http://①②⑦.⓪.⓪.①/",
-        "http://127\u30020.0.1/",
-        "http://exämple.com/",
-        "http://example.com/ä",
-        "http://[::1/",
-        "http://::1/",
-        "http://[]/",
-        "http://[::1]x/",
-        "http://x[::1]/",
-        "http://[::1]:/",
-        "http://[::1]80/",
-        "http://[fe80::1%25eth0]/",
-        "http://[fe80::1%eth0]/",
-        "http://[127.0.0.1]/",
-        "http://[example.com]/",
-        "http://[v1.x]/",
-        "http://[::1].example.com/",
-        "http://%31%32%37.0.0.1/",
-        "http://example.com%00.evil.com/",
-        "http://example.com%2f@evil.com/",
-        "http://exa*mple.com/",
-        "http://a,b/",
-        "http://" + "a" * 64 + ".com/",
-        "http://" + "a." * 127 + "com/",
-        "http://example.com/" + "x" * 2048,
-    ],
-)
-def test_a_doubtful_url_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        parse_url(text)
-    assert caught.value.field == "callback_url"
-
-
-def test_the_field_is_the_doors_own_and_the_longest_url_is_fine() -> None:
-    with pytest.raises(InvalidInput) as caught:
-        parse_url("nonsense", "callbackUrl")
-    assert caught.value.field == "callbackUrl"
-    assert len(parse_url("http://example.com/".ljust(2048, "x")).target) == 2048 - len("http://example.com")
-
-
-@settings(deadline=None)
-@given(st.text(max_size=60).map(lambda tail: f"http://{tail}") | st.text(max_size=60))
-def test_any_text_is_parsed_or_refused_and_what_is_parsed_is_safe_to_send(text: str) -> None:
-    try:
-        url = parse_url(text)
-    except InvalidInput:
-        return
-    sent = f"{url.authority}{url.target}"
-    assert sent.isascii()
-    assert sent.isprintable()
-    assert " " not in sent
-    assert url.target.startswith("/")
 
 
 # The addresses.
@@ -431,34 +283,27 @@ def test_callers_share_a_lookup_and_one_that_gives_up_leaves_it_to_the_others(
     assert lookups == [b"slow.example"]
 
 
-def test_a_lookup_that_hangs_costs_its_own_caller_only(
+def test_a_shortage_is_never_remembered_for_a_name(
     run: Callable[..., Any], clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on = threading.Event()
+    answers: list[Any] = [OSError(errno.EMFILE, "Too many open files"), addresses_of("1.1.1.1")]
 
-    def lookup(host: bytes, *_: object, **__: object) -> list[tuple[Any, ...]]:
-        if host.startswith(b"hangs"):
-            go_on.wait(60)
-        return addresses_of("1.1.1.1")
+    def lookup(*_: object, **__: object) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    monkeypatch.setattr(module, "LOOKUPS_PENDING_MAX", 2)
 
     async def main() -> None:
         egress = Egress(clock)
-
-        async def hang(name: str) -> None:
-            with monkeypatch.context() as patch, pytest.raises(Unresolved, match="within"):
-                patch.setattr(module, "LOOKUP_SECONDS_MAX", 0.05)  # for this one alone: the others may be slow
-                await egress.resolve(parse_url(f"http://{name}.example/"))
-
-        await hang("hangs")
-        assert await egress.resolve(parse_url("http://fine.example/")) == ["1.1.1.1"]
-        await hang("hangs2")
-        with pytest.raises(Unresolved, match="lookups are waiting"):
-            await egress.resolve(parse_url("http://other.example/"))
+        url = parse_url("http://short.example/")
+        with pytest.raises(NotSent) as caught:
+            await egress.resolve(url)
+        assert caught.value.cause is Unsent.DESCRIPTORS
+        assert await egress.resolve(url) == ["1.1.1.1"]
         await egress.close()
-        go_on.set()
 
     run(main())
 

@@ -17,6 +17,7 @@ from standardwebhooks import Webhook
 
 from duetime.deliverer import Deliverer
 from duetime.deliverers.bodies import body_of
+from duetime.deliverers.connection import Connection
 from duetime.deliverers.deadlines import Deadlines
 from duetime.deliverers.egress import Egress
 from duetime.deliverers.http import HttpDeliverer
@@ -32,6 +33,7 @@ from duetime.model import (
     Status,
     Target,
     Timer,
+    Unsent,
 )
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n" + b'{"ok":true}'
@@ -529,7 +531,7 @@ def test_nobody_listens(run: Callable[..., Any], clock: Any) -> None:
     run(main())
 
 
-def test_a_bug_of_ours_is_an_outcome_and_a_log_entry(
+def test_an_internal_error_before_sending_spends_nothing(
     run: Callable[..., Any], clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def keys_of(namespace: str) -> Sequence[bytes]:
@@ -539,11 +541,55 @@ def test_a_bug_of_ours_is_an_outcome_and_a_log_entry(
         egress = Egress(clock, allow_loopback=True)
         deliverer = HttpDeliverer(egress=egress, clock=clock, keys_of=keys_of, version="1")
         outcome = await deliverer.deliver(timer_for("http://127.0.0.1:9/"), 10_000)
-        assert outcome == Outcome(kind=OutcomeKind.UNREACHABLE, error="internal error: KeyError")
+        assert outcome == Outcome(kind=OutcomeKind.UNSENT, cause=Unsent.INTERNAL, error="internal error: KeyError")
         await deliverer.close()
 
     run(main())
-    assert [record.levelno for record in caplog.records if record.name.startswith("duetime")] == [logging.ERROR]
+    assert logged_errors(caplog) == ["KeyError"]
+
+
+def test_an_internal_error_after_sending_is_a_failed_attempt(
+    run: Callable[..., Any], Peer: Any, clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once while it is sent, once with the answer there: the receiver may have the request both times."""
+    send = Connection.send
+
+    def break_after_sending(connection: Connection, *arguments: Any) -> Any:
+        waiter = send(connection, *arguments)
+        if broken:
+            raise KeyError
+        return waiter
+
+    def broken_wait_ms(*_: object) -> int:
+        raise KeyError
+
+    async def script(line: Any) -> None:
+        await line.answer(OK.replace(b"\r\n\r\n", b"\r\nRetry-After: 1\r\n\r\n"))
+        await line.closed()
+
+    async def main() -> None:
+        nonlocal broken
+        deliverer = deliverer_for(clock)
+        async with Peer(script, last_forever=True) as peer:
+            timer = timer_for(f"http://127.0.0.1:{peer.port}/")
+            failed = Outcome(kind=OutcomeKind.UNREACHABLE, error="internal error: KeyError")
+            assert await deliverer.deliver(timer, 10_000) == failed
+            broken = False
+            monkeypatch.setattr(deliverer, "_wait_ms", broken_wait_ms)
+            assert await deliverer.deliver(timer, 10_000) == failed
+            await deliverer.close()
+
+    broken = True
+    monkeypatch.setattr(Connection, "send", break_after_sending)
+    run(main())
+    assert logged_errors(caplog) == ["KeyError", "KeyError"]
+
+
+def logged_errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The exceptions that were logged with their traceback."""
+    records = [record for record in caplog.records if record.name.startswith("duetime")]
+    assert all(record.levelno == logging.ERROR for record in records)
+    return [record.exc_info[0].__name__ for record in records if record.exc_info and record.exc_info[0]]
 
 
 # The guard and the client together.
@@ -584,19 +630,6 @@ def test_the_connection_goes_to_the_address_that_was_judged(
         assert taken_apart(seen[0])[1]["host"] == f"rebind.example:{peer.port}"
 
     run(main())
-
-
-def test_destinations_are_told_apart_by_scheme_host_and_port(clock: Any) -> None:
-    deliverer = deliverer_for(clock)
-
-    def of(url: str) -> str:
-        return deliverer.destination(HttpTarget(url=url))
-
-    assert of("http://Example.com/a") == of("http://example.com:80/b?c") == "http://example.com:80"
-    assert of("https://example.com/") == "https://example.com:443"
-    assert of("http://[::1]:81/") == "http://[::1]:81"
-    assert of("nonsense").startswith("invalid")
-    assert deliverer.destination(NatsTarget(subject="x")).startswith("invalid")
 
 
 def test_targets_with_long_headers_are_not_remembered(clock: Any) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from duetime.doors.durable import BASE, DurableDoor
 from duetime.doors.http import Keys
-from duetime.model import Status
+from duetime.engine.watchdog import Reason
+from duetime.model import Status, Unsent
 from duetime.settings import SETTINGS
 from duetime.telemetry import Telemetry
 from tests.servers import Duetime
@@ -32,6 +33,11 @@ def test_every_metric_is_documented() -> None:
     for name in re.findall(r"# TYPE (\w+) (?:gauge|counter|histogram)", text):
         if not name.endswith("_created"):
             assert f"`{name}" in page, name
+
+
+@pytest.mark.parametrize("label", [*Reason, *Unsent])
+def test_every_reason_and_cause_is_documented(label: str) -> None:
+    assert f"| `{label}` |" in (ROOT / "docs/operate/metrics.md").read_text()
 
 
 def test_every_endpoint_is_documented() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from duetime.engine.watchdog import OURS, Reason
 from duetime.model import OutcomeKind, Status
 from duetime.telemetry import Telemetry
 
@@ -21,6 +22,7 @@ RULES = yaml.safe_load((FOLDER / "duetime.rules.yml").read_text())["groups"][0][
 def test_every_rule_is_about_a_metric_that_there_is(rule: dict) -> None:
     telemetry = Telemetry()
     telemetry.attempted(OutcomeKind.ANSWERED, Status.COMPLETED)
+    telemetry.overdue(dict.fromkeys(Reason, 0))
     page = telemetry.page(dict.fromkeys(Status, 0)).decode()
     metrics = re.findall(r"(?:duetime|timer)_[a-z_]+", rule["expr"])
     assert metrics and all(re.search(rf"^{metric}[{{ ]", page, re.MULTILINE) for metric in metrics)
@@ -28,6 +30,12 @@ def test_every_rule_is_about_a_metric_that_there_is(rule: dict) -> None:
         "summary",
         "description",
     }
+
+
+def test_a_reason_that_operators_have_to_mend_is_critical() -> None:
+    [rule] = [rule for rule in RULES if rule["alert"] == "DuetimeOverdue"]
+    named = re.search(r'reason=~"([a-z_|]+)"', rule["expr"])
+    assert named and set(named[1].split("|")) == set(OURS) and rule["labels"]["severity"] == "critical"
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: apt-get install prometheus")

@@ -35,26 +35,35 @@ class TestNamespaces:
         assert "default" in [entry["name"] for entry in listed]
         found = namespace(door, "default")
         assert found in listed and (found["name"], found["paused"], found["secrets"]) == ("default", False, [])
+        assert found["weight"] == 1
 
     def test_made_once(self, door: Durable) -> None:
-        asked = {"name": "made.Once_-1", "shards": 4, "retention": "90m"}
+        asked = {"name": "made.Once_-1", "shards": 4, "retention": "90m", "weight": 100}
         made = success(door.api("POST", "/namespaces", asked), 201)
         assert {name: made[name] for name in asked} == asked | {"retention": "1h30m"}
         assert made["paused"] is False and instant(made["createdAt"])
         assert success(door.api("POST", "/namespaces", asked)) == made == namespace(door, "made.Once_-1")
         assert made in success(door.api("GET", "/namespaces"))["namespaces"]
 
-    @pytest.mark.parametrize("change", [{"shards": 5}, {"retention": "1h"}, {"retention": "forever"}], ids=json.dumps)
+    @pytest.mark.parametrize(
+        "change",
+        [{"shards": 5}, {"retention": "1h"}, {"retention": "forever"}, {"weight": 1}, {"weight": 30}],
+        ids=json.dumps,
+    )
     def test_other_settings_are_a_conflict(self, door: Durable, change: Any) -> None:
-        asked = {"name": f"conflict-{len(json.dumps(change))}", "shards": 4, "retention": "2h"}
+        [(field, value)] = change.items()
+        asked = {"name": f"conflict-{field}-{value}", "shards": 4, "retention": "2h", "weight": 3}
         made = success(door.api("POST", "/namespaces", asked), 201)
         failure(door.api("POST", "/namespaces", asked | change), 409, "NAMESPACE_CONFLICT")
         assert namespace(door, asked["name"]) == made
 
     def test_what_is_left_out(self, door: Durable) -> None:
         made = success(door.api("POST", "/namespaces", {"name": "plain"}), 201)
-        assert made["shards"] == SHARDS
-        assert success(door.api("POST", "/namespaces", {"name": "plain"})) == made
+        assert (made["shards"], made["weight"]) == (SHARDS, 1)
+        for asked in ({}, {"weight": None}, {"weight": 1}):
+            assert success(door.api("POST", "/namespaces", {"name": "plain"} | asked)) == made
+        changed = success(door.api("PATCH", "/namespaces/plain", {"weight": 2}))
+        assert success(door.api("POST", "/namespaces", {"name": "plain"})) == changed == made | {"weight": 2}
         assert success(door.api("POST", "/namespaces", {"name": "default"}))["name"] == "default"
 
     @pytest.mark.parametrize(
@@ -67,6 +76,7 @@ class TestNamespaces:
                 ({"name": "bad", "retention": keep}, "retention")
                 for keep in ("", "1", "0s", "-1d", "ever", 5, "9" * 50)
             ),
+            *(({"name": "bad", "weight": weight}, "weight") for weight in (0, -1, 101, 1.5, "3", True, [], 10**30)),
         ],
     )
     def test_bad_ones(self, door: Durable, asked: Any, field: str) -> None:
@@ -94,12 +104,21 @@ class TestNamespaces:
         assert patch(paused=True) == made | {"retention": "7d", "paused": True}
         assert patch(retention="forever", paused=False) == made | {"retention": "forever"}
         assert patch(shards=8)["shards"] == 8
-        assert namespace(door, "changes") == made | {"retention": "forever"}
+        assert patch(weight=100) == made | {"retention": "forever", "weight": 100}
+        assert patch(paused=False)["weight"] == patch(weight=None)["weight"] == 100
+        made |= {"retention": "forever", "weight": 7}
+        assert patch(weight=7) == namespace(door, "changes") == made
         failure(door.api("PATCH", "/namespaces/changes", {"shards": 9}), 400, "INVALID_INPUT", "shards")
-        for field, values in {"retention": ["", "x", "1ms", 5], "paused": ["true", 1, []], "shards": ["8"]}.items():
+        bad: dict[str, list[Any]] = {
+            "retention": ["", "x", "1ms", 5],
+            "weight": [0, -1, 101, 1.5, "3", True],
+            "paused": ["true", 1, []],
+            "shards": ["8"],
+        }
+        for field, values in bad.items():
             for value in values:
                 failure(door.api("PATCH", "/namespaces/changes", {field: value}), 400, "INVALID_INPUT", field)
-        assert namespace(door, "changes") == made | {"retention": "forever"}
+        assert namespace(door, "changes") == made
 
     def test_few_shards_are_enough(self, door: Durable, receiver: Receiver) -> None:
         door.namespace("one-shard", shards=1)
@@ -110,13 +129,13 @@ class TestNamespaces:
 
     def test_they_outlive_the_process(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         with Durable(tmp_path_factory.mktemp("kept")) as door:
-            door.namespace("kept", shards=2, retention="forever")
+            door.namespace("kept", shards=2, retention="forever", weight=3)
             success(door.api("PATCH", "/namespaces/kept", {"paused": True}))
             success(door.api("POST", "/namespaces/kept/secrets"), 201)
             before = namespace(door, "kept")
             door.kill()
             door.start()
-            assert namespace(door, "kept") == before
+            assert namespace(door, "kept") == before and before["weight"] == 3
 
     def test_retention(self, door: Durable, receiver: Receiver) -> None:
         for name, keep in (("hour", "1h"), ("week", "7d"), ("always", "forever")):

@@ -18,7 +18,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from duetime import __version__
-from duetime.deliverers.egress import parse_url
 from duetime.deliverers.http import is_reserved
 from duetime.doors import durable, wire
 from duetime.doors import durable_schema as schema
@@ -28,6 +27,7 @@ from duetime.doors.openapi import document
 from duetime.doors.reference import example, page
 from duetime.errors import InvalidInput
 from duetime.timetext import parse_duration, parse_time
+from duetime.urls import parse_url
 from tests.servers import KEY, Duetime, Receiver
 
 DOOR = DurableDoor(

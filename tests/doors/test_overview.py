@@ -65,7 +65,7 @@ def overview(door: Durable) -> dict[str, Any]:
     seen: dict[str, Any] = success(door.api("GET", "/overview"))
     assert set(seen) == {
         *("now", "statuses", "since", "stepSeconds", "activity", "forecast", "overdue", "failures"),
-        *("instances", "shards", "unowned"),
+        *("overdueReasons", "instances", "shards", "unowned"),
     }
     return seen
 

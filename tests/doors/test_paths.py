@@ -219,7 +219,7 @@ class TestNotHttp:
 class TestOperations:
     def test_alive_and_ready(self, service: Duetime) -> None:
         assert service.request("GET", "/livez").body == {"status": "alive"}
-        assert service.request("GET", "/readyz").body == {"status": "ready"}
+        assert service.request("GET", "/readyz").body["status"] == "ready"
 
     def test_metrics(self, alone: Callable[..., Duetime], receiver: Receiver) -> None:
         service = alone(virtual_clock=True)  # timers that others left might fire meanwhile

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from duetime.deliverers.egress import parse_url
 from duetime.errors import InvalidInput
 from duetime.timetext import parse_time
+from duetime.urls import parse_url
 from tests.servers import KEY, Duetime, Receiver, until
 
 ROOT = Path(__file__).parents[2]

@@ -33,7 +33,8 @@ def test_what_is_in_flight_is_finished_and_recorded(tmp_path: Path, number: int)
         service.signal(number)
         # Not ready any more, and still there: what is in flight is being waited for.
         until("the drain begins", lambda: service.request("GET", "/readyz").status == 503)
-        assert service.request("GET", "/readyz").body == {"status": "not ready"}
+        body = service.request("GET", "/readyz").body
+        assert body == {"status": "not ready", "reason": "it is starting or stopping", "overdue": {}}
         assert service.request("GET", "/livez").status == 200
         assert service.process is not None and service.process.poll() is None
         receiver.release()

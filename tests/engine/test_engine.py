@@ -50,10 +50,6 @@ class Deliverer:
     async def check(self, target: Target) -> None:
         pass
 
-    def destination(self, target: Target) -> str:
-        assert isinstance(target, HttpTarget)
-        return target.url
-
     async def close(self) -> None:
         pass
 
@@ -128,7 +124,7 @@ async def test_a_nudge_brings_the_look_forward() -> None:
 @on_virtual_time
 async def test_a_lost_nudge_costs_lateness_and_no_timer() -> None:
     scene = Scene(look_interval_ms=1_000)
-    scene.service._nudge = lambda at: None
+    scene.service._nudge = lambda *timers: None
     await scene.start()
     await scene.create("a", in_ms=500)
     await asyncio.sleep(2)
@@ -248,9 +244,9 @@ async def test_a_begin_of_unknown_fate_is_never_forgotten() -> None:
     begin = scene.store.begin
     lose = True
 
-    async def lossy(*arguments: Any) -> Begun:
+    async def lossy(*arguments: Any, **limits: Any) -> Begun:
         nonlocal lose
-        begun = await begin(*arguments)
+        begun = await begin(*arguments, **limits)
         if lose and begun.timers:
             lose = False
             raise StoreIndeterminate("the answer was lost")
@@ -380,8 +376,8 @@ async def test_a_shard_does_not_move_while_a_begin_of_it_is_under_way() -> None:
     scene = Scene()
     begin = scene.store.begin
 
-    async def slow(*arguments: Any) -> Any:
-        begun = await begin(*arguments)
+    async def slow(*arguments: Any, **limits: Any) -> Any:
+        begun = await begin(*arguments, **limits)
         await asyncio.sleep(0.3)
         return begun
 

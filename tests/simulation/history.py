@@ -1,5 +1,9 @@
 """One seeded history: clients that create, cancel and move timers, instances that fire them, and everything that can
-go wrong in between; then peace, and the ledger is checked."""
+go wrong in between; then peace, and the ledger is checked.
+
+Timers are of several namespaces, of which one is paused now and then, and go to several receivers, of which some hang.
+They fall due in waves, and an instance has few slots, so that it has to look by lane.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import msgspec
+
 from duetime.engine.engine import Engine, EngineOptions
 from duetime.errors import StoreError, TimerNotPending
-from duetime.model import Definition, HttpTarget, RetryPolicy, Status, Timer
+from duetime.model import Definition, HttpTarget, Namespace, RetryPolicy, Status, Timer, destination_of
 from duetime.service import NewTimer, Service
 from duetime.stores.memory import MemoryStore
 from duetime.telemetry import Telemetry
@@ -21,7 +27,13 @@ T = TypeVar("T")
 LEASE_MS = 3_000
 SHARDS = 16
 INSTANCES = 3
-TIMERS = 120
+TIMERS = 200
+NAMESPACES = {"default": 1, "heavy": 3, "paused": 1}
+"""Each with its weight."""
+HOSTS = [f"http://receiver-{n}/" for n in range(8)]
+WAVE_MS = 10_000
+UNSENT = 0.1
+OPTIONS = EngineOptions(lease_ms=LEASE_MS, look_interval_ms=500, in_flight_max=6, per_destination_max=3, begin_max=20)
 STORM_SECONDS = 60.0
 CALM_SECONDS = 240.0
 RETRY = RetryPolicy(max_retries=8, initial_interval_ms=200, max_interval_ms=2_000)
@@ -51,7 +63,8 @@ class History:
                 error: BaseException = broken
                 while isinstance(error, BaseExceptionGroup):
                     error = error.exceptions[0]
-                raise AssertionError(f"seed {self.seed}, faults × {self.level}: {error!r}") from error
+                kind = AssertionError if isinstance(error, AssertionError) else RuntimeError
+                raise kind(f"seed {self.seed}, faults × {self.level}: {error!r}") from error
 
     async def _live(self) -> None:
         self.random = random.Random(self.seed)
@@ -59,15 +72,20 @@ class History:
         self.clock = Machine()
         self.store = self._make_store(self.clock)
         self.network = Network(self.clock, self.faults)
+        self.network.unsent = UNSENT
+        for name, weight in NAMESPACES.items():
+            if name != "default":
+                namespace = Namespace(name=name, shards=SHARDS, created_at=self.clock.now(), weight=weight)
+                await self.store.put_namespace(namespace)
         self.ledger = Ledger()
         self.storm = True
         self.engines: dict[int, Engine] = {}
         self._instances = [asyncio.create_task(self._instance(n)) for n in range(INSTANCES)]
         clients = [asyncio.create_task(self._client(n)) for n in range(TIMERS)]
-        thief = asyncio.create_task(self._thief())
+        others = [asyncio.create_task(each()) for each in (self._thief, self._pauser, self._hanger)]
         await asyncio.sleep(STORM_SECONDS)
-        self.storm, self.faults.level = False, 0.0
-        await asyncio.gather(thief, *clients)
+        self.storm, self.faults.level, self.network.unsent = False, 0.0, 0.0
+        await asyncio.gather(*others, *clients)
         await self._settled()
         for engine in self.engines.values():
             engine.drain()
@@ -88,9 +106,10 @@ class History:
                 {HttpTarget: Postman(self.network, machine)},
                 machine,
                 Telemetry(),
-                EngineOptions(lease_ms=LEASE_MS, look_interval_ms=500, in_flight_max=64, per_destination_max=16),
+                OPTIONS,
                 uniform=self.random.uniform,
                 owner_id=self.random.randbytes(16),
+                weight=NAMESPACES.__getitem__,
             )
             running = asyncio.create_task(engine.run())
             while self.storm and not running.done():
@@ -121,6 +140,23 @@ class History:
                 for shard in self.random.sample(self.store._shards, 4):
                     shard.lease_until = 0
 
+    async def _pauser(self) -> None:
+        while self.storm:
+            for paused in (True, False):
+                await asyncio.sleep(self.random.uniform(1, 10))
+                self.store._namespaces["paused"] = msgspec.structs.replace(
+                    self.store._namespaces["paused"], paused=paused
+                )
+                self._nudge()
+
+    async def _hanger(self) -> None:
+        """Some receivers answer nothing for a while."""
+        while self.storm:
+            hosts = self.random.sample(HOSTS, self.random.randint(0, 4))
+            self.network.hanging = {destination_of(HttpTarget(url=url)) for url in hosts}
+            await asyncio.sleep(self.random.uniform(3, 15))
+        self.network.hanging = set()
+
     # Clients.
 
     async def _until_told(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -142,10 +178,14 @@ class History:
         )
         await service.start()
         id = f"timer-{number}"
+        namespace = self.random.choice(list(NAMESPACES))
         execute_at = self.clock.now() + self.random.randint(0, 15_000)
-        definition = Definition(target=HttpTarget(url="http://receiver/"), retry=RETRY, timeout_ms=2_000)
+        if self.random.random() < 0.5:
+            execute_at += -execute_at % WAVE_MS
+        target = HttpTarget(url=self.random.choice(HOSTS))
+        definition = Definition(target=target, retry=RETRY, timeout_ms=2_000)
         await self._until_told(
-            lambda: service.create(NewTimer(namespace="default", id=id, execute_at=execute_at, definition=definition))
+            lambda: service.create(NewTimer(namespace=namespace, id=id, execute_at=execute_at, definition=definition))
         )
         self.ledger.created.add(id)
         self.ledger.moved[id] = [(0, execute_at)]
@@ -156,20 +196,20 @@ class History:
         choice = self.random.random()
         try:
             if choice < 0.25:
-                await self._until_told(lambda: service.cancel("default", id))
+                await self._until_told(lambda: service.cancel(namespace, id))
                 self.ledger.canceled_at[id] = self.clock.now()
             elif choice < 0.5:
                 moved_to = self.clock.now() + self.random.randint(0, 15_000)
                 await self._until_told(
-                    lambda: service.update("default", id, execute_at=moved_to, change=lambda same: same)
+                    lambda: service.update(namespace, id, execute_at=moved_to, change=lambda same: same)
                 )
                 self.ledger.moved[id].append((self.clock.now(), moved_to))
         except TimerNotPending:
             pass  # It was told that it lost the race.
 
-    def _nudge(self, at: int) -> None:
+    def _nudge(self, *timers: Timer) -> None:
         for engine in self.engines.values():
-            engine.nudge(at)
+            engine.nudge(*timers)
 
     # The reckoning.
 
@@ -215,4 +255,6 @@ class History:
         assert len(last) <= timer.attempt, f"{id}: more requests than attempts"
         assert unrecorded >= 0, f"{id}: {timer.attempt} attempts and {timer.failures} failures"
         if self.level == 0:
-            assert unrecorded == 0 and len(last) == timer.attempt, f"{id}: a duplicate without a fault"
+            left = [one.attempt for one in self.network.left.get(id, []) if one.firing == timer.firing]
+            assert unrecorded == 0 and left == list(range(1, timer.attempt + 1)), f"{id}: attempts {left} were sent"
+            assert len(last) == (timer.status is Status.COMPLETED), f"{id}: received {len(last)} times without a fault"

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 
 from duetime import lifecycle
+from duetime.engine import destinations, engine, lanes
+from duetime.engine.destinations import Destination, Destinations, Trust
+from duetime.engine.dispatcher import Dispatcher
+from duetime.engine.engine import Engine
+from duetime.engine.lanes import Lanes
 from duetime.engine.ownership import Ownership
-from duetime.model import Status, Timer
+from duetime.engine.recorder import Recorder
+from duetime.model import Outcome, Status, Timer, Unsent
+from duetime.store import Begun
 from duetime.stores.memory import MemoryStore
+from tests.engine import test_isolation as isolation
 from tests.simulation.history import History
 
 Patch = pytest.MonkeyPatch
@@ -22,16 +32,16 @@ def no_fence(patch: Patch) -> None:
 
 
 def early(patch: Patch) -> None:
-    begin = MemoryStore.begin
+    look = MemoryStore._look
 
-    async def hasty(self: MemoryStore, *arguments: object) -> object:
+    def hasty(self: MemoryStore, *arguments: Any) -> Any:
         self._clock.skew_ms += 1_000
         try:
-            return await begin(self, *arguments)
+            return look(self, *arguments)
         finally:
             self._clock.skew_ms -= 1_000
 
-    patch.setattr(MemoryStore, "begin", hasty)
+    patch.setattr(MemoryStore, "_look", hasty)
 
 
 def delivery_id_of_the_attempt(patch: Patch) -> None:
@@ -56,19 +66,16 @@ def blind_swap(patch: Patch) -> None:
 
 def forward_cursor(patch: Patch) -> None:
     """Due timers are looked for from where the last look ended."""
-    begin = MemoryStore.begin
+    look = MemoryStore._look
 
-    async def forward(self: MemoryStore, owner_id: bytes, held: dict[int, int], limit: int) -> object:
-        seen = self.__dict__.setdefault("seen", {}).setdefault(owner_id, 0)
-        behind = {k: t for k, t in self._timers.items() if t.fire_at < seen and t.status is Status.PENDING}
-        for key in behind:
-            del self._timers[key]
-        begun = await begin(self, owner_id, held, limit)
-        self.seen[owner_id] = max([seen, *(t.fire_at for t in begun.timers)])
-        self._timers.update(behind)
-        return begun
+    def forward(self: MemoryStore, owner_id: bytes, held: dict[int, int]) -> Any:
+        seen = self.__dict__.setdefault("seen", {})
+        now, ours, due, later = look(self, owner_id, held)
+        due = [timer for timer in due if timer.fire_at >= seen.get(owner_id, 0)]
+        seen[owner_id] = max([seen.get(owner_id, 0), *(timer.fire_at for timer in due)])
+        return now, ours, due, later
 
-    patch.setattr(MemoryStore, "begin", forward)
+    patch.setattr(MemoryStore, "_look", forward)
 
 
 def done_before_it_is_recorded(patch: Patch) -> None:
@@ -83,15 +90,82 @@ def done_before_it_is_recorded(patch: Patch) -> None:
 
 def takeover_of_the_living(patch: Patch) -> None:
     """Executing timers are begun again whoever began them."""
-    begin = MemoryStore.begin
+    look = MemoryStore._look
 
-    async def greedy(self: MemoryStore, *arguments: object) -> object:
+    def greedy(self: MemoryStore, *arguments: Any) -> Any:
         for key, timer in self._timers.items():
             if timer.status is Status.EXECUTING:
                 self._timers[key] = lifecycle.replace(timer, status=Status.PENDING)
-        return await begin(self, *arguments)
+        return look(self, *arguments)
 
-    patch.setattr(MemoryStore, "begin", greedy)
+    patch.setattr(MemoryStore, "_look", greedy)
+
+
+def counted_put_back(patch: Patch) -> None:
+    """What never left us uses up an attempt."""
+    defer = lifecycle.defer
+
+    def counting(timer: Timer, **named: Any) -> Timer:
+        return msgspec.structs.replace(defer(timer, **named), attempt=timer.attempt)
+
+    patch.setattr(lifecycle, "defer", counting)
+
+
+def lost_put_back(patch: Patch) -> None:
+    """What could not be sent is not put back."""
+
+    def settled(self: Dispatcher, destination: Destination, timer: Timer, outcome: Outcome, now: int) -> None:
+        destination.hold(now)
+
+    patch.setattr(Dispatcher, "_unsent", settled)
+
+
+def pause_unknown_to_lanes(patch: Patch) -> None:
+    """A look by lane begins what a pause holds back."""
+    begin_lanes = MemoryStore.begin_lanes
+
+    async def restless(self: MemoryStore, *arguments: Any) -> Begun:
+        self._paused = lambda timer: False  # type: ignore[method-assign]
+        try:
+            return await begin_lanes(self, *arguments)
+        finally:
+            del self._paused  # type: ignore[method-assign]
+
+    patch.setattr(MemoryStore, "begin_lanes", restless)
+
+
+def no_survey(patch: Patch) -> None:
+    """Nobody asks which lanes have due timers, nor whether looking by lane can end."""
+
+    async def never(self: Engine) -> None:
+        await asyncio.Event().wait()
+
+    patch.setattr(Engine, "_survey", never)
+
+
+def unfenced_lanes(patch: Patch) -> None:
+    """A look by lane trusts the shards that it was given."""
+    begin_lanes = MemoryStore.begin_lanes
+
+    async def trusting(self: MemoryStore, owner_id: bytes, held: dict[int, int], *arguments: Any) -> Begun:
+        self._fences = lambda owner_id, shard, version: True  # type: ignore[method-assign]
+        try:
+            return await begin_lanes(self, owner_id, held, *arguments)
+        finally:
+            del self._fences  # type: ignore[method-assign]
+
+    patch.setattr(MemoryStore, "begin_lanes", trusting)
+
+
+def broken_attempt_ends_it(patch: Patch) -> None:
+    """An attempt that broke for an error of ours is left where it is."""
+    unsent = Dispatcher._unsent
+
+    def left(self: Any, destination: Any, timer: Timer, outcome: Outcome, now: int) -> None:
+        if outcome.cause is not Unsent.INTERNAL:
+            unsent(self, destination, timer, outcome, now)
+
+    patch.setattr(Dispatcher, "_unsent", left)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +179,12 @@ def takeover_of_the_living(patch: Patch) -> None:
         forward_cursor,
         done_before_it_is_recorded,
         takeover_of_the_living,
+        counted_put_back,
+        lost_put_back,
+        pause_unknown_to_lanes,
+        no_survey,
+        unfenced_lanes,
+        broken_attempt_ends_it,
     ],
 )
 def test_a_broken_rule_is_caught(
@@ -115,3 +195,159 @@ def test_a_broken_rule_is_caught(
     with pytest.raises(AssertionError):
         for seed in range(200):  # some are seen in few histories, and which those are changes with the engine
             History(seed, level=seed % 3).run()
+
+
+# What does not lose a timer makes it late, or costs too much. Each of these is seen by one of the scenes.
+
+
+def forgetful_lanes(patch: Patch) -> None:
+    """What is learned during a look is lost with it."""
+    begun = Lanes.begun
+
+    def forgetful(self: Lanes, *arguments: Any) -> set[str]:
+        self._learned.clear()
+        return begun(self, *arguments)
+
+    patch.setattr(Lanes, "begun", forgetful)
+
+
+def short_sighted_survey(patch: Patch) -> None:
+    """A survey does not look further ahead when the next one comes later."""
+    patch.setattr(Engine, "_survey_until", lambda self: self._clock.now())
+
+
+def no_breaker(patch: Patch) -> None:
+    patch.setattr(destinations, "BREAK_AFTER", 1 << 30)
+
+
+def patient_breaker(patch: Patch) -> None:
+    """Each pause is as long as the first."""
+    patch.setattr(destinations, "BREAK_MS_MAX", destinations.BREAK_MS)
+
+
+def trust_for_ever(patch: Patch) -> None:
+    """Who has answered once is trusted, however long it has been silent."""
+    trust = Destination.trust
+
+    def trusting(self: Destination, now: int) -> Trust:
+        return Trust.PROVEN if self._answered and not self._misses else trust(self, now)
+
+    patch.setattr(Destination, "trust", trusting)
+
+
+def no_first_attempt(patch: Patch) -> None:
+    """A destination that has nothing under way waits until those that hang have ended."""
+    patch.setattr(Destination, "held", property(lambda self: self.running + len(self.waiting) or 0.5))
+
+
+def guilt_by_namespace(patch: Patch) -> None:
+    """What hangs uses up the part of the destinations that answer in the same namespace."""
+    unproven = Destinations.unproven
+
+    def nothing(self: Destinations, now: int) -> Any:
+        by_trust, by_namespace = unproven(self, now)
+        return by_trust, type(by_namespace)()
+
+    patch.setattr(Destinations, "unproven", nothing)
+
+
+def greedy_looks(patch: Patch) -> None:
+    """A look takes all slots that are free."""
+    patch.setattr(Engine, "_begin_max", lambda self: self._free())
+
+
+def lanes_out_of_reach(patch: Patch) -> None:
+    """Nobody asks for the lanes behind those that a look takes from."""
+    portions = Lanes.portions
+
+    def content(self: Lanes, *arguments: Any, **named: Any) -> Any:
+        some, next_at = portions(self, *arguments, **named)
+        return some, None if next_at == named["now"] else next_at
+
+    patch.setattr(Lanes, "portions", content)
+
+
+def stubborn_queues(patch: Patch) -> None:
+    """A queue that was put back is filled again at once."""
+    patch.setattr(destinations, "UNQUEUED_MS", 0)
+
+
+def few_lanes_remembered(patch: Patch) -> None:
+    patch.setattr(destinations, "LANES_MAX", 40)
+
+
+def no_weights(patch: Patch) -> None:
+    portions, limits = Lanes.portions, Destinations.limits
+
+    def even(self: Lanes, *arguments: Any, **named: Any) -> Any:
+        return portions(self, *arguments, **(named | {"weight": lambda name: 1}))
+
+    patch.setattr(Lanes, "portions", even)
+    patch.setattr(Destinations, "limits", lambda self, now, free, weight: limits(self, now, free, lambda name: 1))
+
+
+def lanes_for_ever(patch: Patch) -> None:
+    """The engine never takes the oldest again."""
+    patch.setattr(Engine, "_go_by_age", lambda self: None)
+
+
+def hasty_return(patch: Patch) -> None:
+    """The engine takes the oldest again as soon as it can, and needs a survey for the next burst."""
+    patch.setattr(engine, "BY_LANE_MS", 0)
+
+
+def waits_of_their_own(patch: Patch) -> None:
+    """Each lane that waits asks for a look of its own, and soon."""
+    patch.setattr(lanes, "_multiple", lambda now, wait_ms: now + 1)
+
+
+def leaking_slots(patch: Patch) -> None:
+    patch.setattr(Destination, "leave", lambda self, timer: None)
+
+
+def payloads_for_free(patch: Patch) -> None:
+    patch.setattr(Recorder, "size", lambda self, namespace: 1)
+
+
+Scene = Callable[[], None]
+
+
+@pytest.mark.parametrize(
+    ("broken", "scene"),
+    [
+        (forgetful_lanes, isolation.test_timers_made_while_a_look_is_under_way_are_not_late),
+        (short_sighted_survey, isolation.test_timers_that_fall_due_between_slow_surveys_are_not_late),
+        (no_breaker, lambda: isolation.test_a_dead_destination_of_many_namespaces_costs_few_writes(4)),
+        (
+            patient_breaker,
+            isolation.test_a_destination_that_refuses_is_left_alone_for_longer_and_longer_and_then_gets_everything,
+        ),
+        (trust_for_ever, isolation.test_destinations_that_answered_before_and_hang_now_leave_slots_for_others),
+        (no_first_attempt, isolation.test_one_that_failed_once_is_served_while_others_hang_for_an_hour),
+        (
+            guilt_by_namespace,
+            lambda: isolation.test_hundreds_of_dead_destinations_do_not_stop_those_that_answer("hang", 4),
+        ),
+        (greedy_looks, lambda: isolation.test_one_namespace_leaves_slots_for_the_next_even_if_there_are_few(True)),
+        (lanes_out_of_reach, isolation.test_many_destinations_with_one_timer_each_are_not_kept_waiting),
+        (stubborn_queues, lambda: isolation.test_a_slow_destination_costs_few_writes(1)),
+        (few_lanes_remembered, lambda: isolation.test_a_dead_destination_of_many_namespaces_costs_few_writes(4)),
+        (no_weights, lambda: isolation.test_herds_progress_by_weight(True)),
+        (no_weights, lambda: isolation.test_herds_progress_by_weight(False)),
+        (
+            lanes_for_ever,
+            lambda: isolation.test_after_the_trouble_the_engine_takes_the_oldest_again_and_has_left_nothing_behind({}),
+        ),
+        (hasty_return, isolation.test_bursts_do_not_bring_a_survey_each),
+        (waits_of_their_own, lambda: isolation.test_held_back_timers_cost_few_looks(*isolation.HELD_BACK[-1])),
+        (leaking_slots, isolation.test_a_herd_of_one_namespace_does_not_delay_another),
+        (payloads_for_free, isolation.test_large_payloads_take_several_slots),
+    ],
+)
+def test_a_broken_rule_is_seen_by_its_scene(
+    broken: Callable[[Patch], None], scene: Scene, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken(monkeypatch)
+    caplog.set_level(logging.CRITICAL)
+    with pytest.raises(AssertionError):
+        scene()

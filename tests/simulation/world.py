@@ -14,8 +14,8 @@ from typing import Any
 
 from duetime.clock import SystemClock
 from duetime.errors import StoreIndeterminate, StoreUnavailable
-from duetime.model import Outcome, OutcomeKind, Target, Timer
-from duetime.store import UNNAMED, About, Begun, Standing
+from duetime.model import Outcome, OutcomeKind, Target, Timer, Unsent, destination_of
+from duetime.store import UNNAMED, About, Begun, Lanes, Portion, Standing
 from duetime.stores.memory import MemoryStore
 
 EPOCH_MS = 1_800_000_000_000
@@ -78,6 +78,7 @@ class Faults:
     def __init__(self, seed: int, level: float) -> None:
         self.random = random.Random(seed)
         self.level = level
+        self.looks_by_lane = 0
 
     def strikes(self, chance: float) -> bool:
         return self.random.random() < chance * self.level
@@ -86,7 +87,8 @@ class Faults:
 class FaultyStore:
     """A machine's line to the shared store: slow, and now and then it breaks before or after the store did its work.
 
-    It also watches the store: whatever ``begin`` and ``record`` let through must have been fenced.
+    It also watches the store: whatever ``begin`` and ``record`` let through must have been fenced, and nothing of a
+    paused namespace is begun.
     """
 
     def __init__(self, store: MemoryStore, machine: Machine, faults: Faults) -> None:
@@ -138,11 +140,24 @@ class FaultyStore:
     async def leave(self, owner_id: bytes) -> None:
         await self._call(lambda: self._store.leave(owner_id))
 
-    async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
+    async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int, **limits: Any) -> Begun:
+        return await self._begin(owner_id, lambda: self._store.begin(owner_id, held, limit, **limits))
+
+    async def begin_lanes(
+        self, owner_id: bytes, held: Mapping[int, int], limit: int, portions: Sequence[Portion]
+    ) -> Begun:
+        self._faults.looks_by_lane += 1
+        return await self._begin(owner_id, lambda: self._store.begin_lanes(owner_id, held, limit, portions))
+
+    async def lanes(self, until: int, **limits: Any) -> Lanes:
+        return await self._call(lambda: self._store.lanes(until, **limits))
+
+    async def _begin(self, owner_id: bytes, begin: Callable[[], Awaitable[Begun]]) -> Begun:
         async def watched() -> Begun:
-            begun = await self._store.begin(owner_id, held, limit)
+            begun = await begin()
             for timer in begun.timers:
                 assert self._owns(owner_id, timer.shard, timer.version), f"unfenced begin of {timer.id}"
+                assert not self._store._namespaces[timer.namespace].paused, f"{timer.id} was begun during a pause"
             return begun
 
         return await self._call(watched)
@@ -168,16 +183,31 @@ class Received:
 
 
 class Network:
-    """The receivers of all callbacks, and the lines to them."""
+    """The receivers of all callbacks, and the lines to them.
+
+    Apart from faults, which lose what was done, there is trouble, which must not: receivers that never answer, and
+    attempts that do not leave because something has run out.
+    """
 
     def __init__(self, clock: Machine, faults: Faults) -> None:
         self.received: dict[str, list[Received]] = {}
+        self.left: dict[str, list[Timer]] = {}
+        """The attempts that were sent, whether or not somebody received them."""
+        self.hanging: set[str] = set()
+        self.unsent = 0.0
+        """How likely it is that an attempt does not leave."""
         self._clock = clock
         self._faults = faults
 
     async def send(self, timer: Timer) -> Outcome:
         draw = self._faults.random
         await asyncio.sleep(draw.random() * 0.05)
+        if draw.random() < self.unsent:
+            cause = draw.choice([Unsent.DESCRIPTORS, Unsent.LOOKUPS, Unsent.INTERNAL, Unsent.BROKER])
+            return Outcome(kind=OutcomeKind.UNSENT, cause=cause, error="something has run out")
+        self.left.setdefault(timer.id, []).append(timer)
+        if destination_of(timer.definition.target) in self.hanging:
+            await asyncio.Event().wait()
         if self._faults.strikes(0.05):
             return Outcome(kind=OutcomeKind.UNREACHABLE, error="connection refused")
         self.received.setdefault(timer.id, []).append(Received(timer, self._clock.now()))
@@ -205,9 +235,6 @@ class Postman:
 
     async def check(self, target: Target) -> None:
         pass
-
-    def destination(self, target: Target) -> str:
-        return "receiver"
 
     async def close(self) -> None:
         pass

@@ -66,7 +66,7 @@ def test_it_is_the_same_on_every_attempt_of_a_firing() -> None:
 
 def test_it_is_the_same_after_a_wait_for_the_broker() -> None:
     first = begun(timer())
-    deferred = lifecycle.defer(first, fire_at=NOW + 1_000, now=NOW)
+    deferred = lifecycle.defer(first, fire_at=NOW + 1_000, now=NOW, away=True)
     assert event_id(begun(deferred, NOW + 1_000), NOW + 1_000) == event_id(first)
 
 

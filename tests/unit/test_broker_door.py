@@ -82,7 +82,7 @@ class World:
         clock = ManualClock()
         self.store = CountingStore(clock)
         self.broker = ListBroker()
-        self.service = Service(self.store, {}, clock, lambda at: None)
+        self.service = Service(self.store, {}, clock, lambda *timers: None)
         self.door = BrokerDoor(
             self.service, self.broker, Telemetry(), events="out", dead_letters="dead", bytes_max=262_144
         )

@@ -40,7 +40,7 @@ class World:
         self.clock = ManualClock()
         self.store = Store(self.clock, shards=8)
         self.telemetry = Telemetry()
-        self.service = Service(self.store, {}, self.clock, lambda at: None)
+        self.service = Service(self.store, {}, self.clock, lambda *timers: None)
         self.activity = Activity(self.store.cluster, self.telemetry, self.clock, owner_id=b"us")
         self.pulses = Pulses(self.service, self.activity)
 

@@ -26,10 +26,13 @@ def test_a_namespace_is_made_and_changed(open_page: Callable[..., Watched], serv
     dialog.get_by_label("Shards").fill("100000")
     dialog.get_by_role("button", name="Create").click()
     expect(dialog).to_contain_text("must be at most")  # only the service knows how many there are
+    dialog.get_by_label("Weight").fill("101")
+    expect(dialog).to_contain_text("Must be at most 100")
+    dialog.get_by_label("Weight").fill("3")
     dialog.get_by_label("Shards").fill("4")
     dialog.get_by_role("button", name="Create").click()
     expect(page.get_by_role("heading", name="billing")).to_be_visible()
-    assert (there()["retention"], there()["shards"]) == ("30d", 4)
+    assert (there()["retention"], there()["shards"], there()["weight"]) == ("30d", 4, 3)
 
     page.get_by_role("button", name="Pause").click()
     expect(page.locator(".verdict")).to_contain_text("paused")
@@ -45,6 +48,16 @@ def test_a_namespace_is_made_and_changed(open_page: Callable[..., Watched], serv
     expect(page.get_by_role("definition").filter(has_text="7d")).to_be_visible()
     assert there()["retention"] == "7d"
 
+    expect(page.get_by_label("Weight")).to_have_value("3")
+    page.get_by_label("Weight").fill("2.5")
+    expect(page.get_by_text("Must be a whole number")).to_be_visible()
+    page.get_by_role("button", name="Save the weight").click()
+    assert there()["weight"] == 3
+    page.get_by_label("Weight").fill("25")
+    page.get_by_role("button", name="Save the weight").click()
+    expect(page.get_by_role("definition").filter(has_text="25")).to_be_visible()
+    assert (there()["retention"], there()["weight"]) == ("7d", 25)
+
     page.get_by_role("button", name="New secret").click()
     shown = dialog.get_by_role("region", name="The secret").inner_text()
     assert shown.startswith("whsec_")
@@ -58,6 +71,13 @@ def test_a_namespace_is_made_and_changed(open_page: Callable[..., Watched], serv
     page.get_by_role("button", name="Delete it").click()
     expect(page.get_by_text("Callbacks are not signed.")).to_be_visible()
     assert there()["secrets"] == []
+
+    page.get_by_role("link", name="Namespaces").first.click()
+    expect(page.get_by_role("columnheader", name="Weight")).to_be_visible()
+    columns = page.get_by_role("columnheader").all_inner_texts()
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="billing"))
+    expect(row.get_by_role("cell").nth(columns.index("Weight") - 1)).to_have_text("25")  # the first is a header
+    row.get_by_role("link").click()
 
     page.get_by_role("link", name="Its timers").click()
     expect(page.get_by_label("Namespace")).to_have_value("billing")

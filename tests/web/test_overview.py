@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-from playwright.sync_api import expect
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.servers import Duetime, Receiver, Reply, until
-from tests.web.browser import Watched
+from tests.web.browser import DESKTOP, Watched, signed_in, watch
 from tests.web.conftest import Create
 
 
@@ -60,3 +65,90 @@ def test_it_changes_by_itself_until_it_is_paused(open_page: Callable[..., Watche
     expect(live).to_have_text("Live")
     create()
     expect(pending).to_have_text(f"{before + 2:,}")
+
+
+@contextmanager
+def overview_of(service: Duetime, browser: Browser, **changes: Any) -> Iterator[Page]:
+    """The page of a service that a test has for itself; ``changes`` stand in place of what its overview says."""
+    assert service.key is not None
+    base = f"http://127.0.0.1:{service.port}"
+    context = signed_in(browser, base, service.key, viewport={"width": DESKTOP[0], "height": DESKTOP[1]})
+
+    def changed(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, body=json.dumps(answer.json() | changes))
+
+    if changes:
+        context.route("**/api/v1/overview", changed)
+    watched = watch(context.new_page(), base)
+    watched.page.goto(base)
+    watched.settled()
+    yield watched.page
+    watched.check()
+    context.close()
+
+
+def overdue(service: Duetime, url: str, count: int) -> dict[str, int]:
+    """Make timers that are due now, and wait until the overview says why they are overdue."""
+    asked = {"delay": "0s", "callbackUrl": url, "callbackTimeout": "1h"}
+    assert service.request("POST", "/api/v1/timers/batch", json={"timers": [asked] * count}).status == 200
+
+    def told() -> dict[str, int] | None:
+        service.advance("2s")
+        seen = service.request("GET", "/api/v1/overview").body
+        reasons: dict[str, int] = seen["overdueReasons"]
+        return reasons if seen["overdue"]["timers"] == sum(reasons.values()) > 0 else None
+
+    reasons: dict[str, int] = until("the reason is known", told)
+    return reasons
+
+
+def test_a_pause_is_named_and_is_no_alarm(tmp_path: Path, browser: Browser) -> None:
+    with Duetime(tmp_path, virtual_clock=True) as service:
+        service.request("PATCH", "/api/v1/namespaces/default", json={"paused": True})
+        assert overdue(service, "http://127.0.0.1:9/", 40) == {"paused": 40}
+        with overview_of(service, browser) as page:
+            verdict = page.locator(".verdict")
+            expect(verdict).to_contain_text("40 timers are overdue: 40 held by a pause.")
+            expect(verdict.locator(".word")).to_have_text("Quiet")
+            tile = page.get_by_role("link", name="overdue")
+            expect(tile).to_contain_text("40 held by a pause")
+            expect(tile).not_to_have_class("tile late")
+
+
+def test_a_destination_that_can_not_take_more_is_named_and_is_no_alarm(tmp_path: Path, browser: Browser) -> None:
+    limit = {"DUETIME_MAX_PER_DESTINATION": "5"}
+    with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True, **limit) as service:
+        assert overdue(service, receiver.reply("/hang", Reply(hang=True)), 60) == {"destination": 55}
+        with overview_of(service, browser) as page:
+            verdict = page.locator(".verdict")
+            expect(verdict).to_contain_text("55 timers are overdue: 55 wait for destinations that can't take more.")
+            expect(verdict.locator(".word")).to_have_text("Some timers wait")
+            expect(verdict.locator(".word.warn")).to_have_count(0)
+            tile = page.get_by_role("link", name="overdue")
+            expect(tile).to_contain_text("55 wait for destinations that can't take more")
+            expect(tile).not_to_have_class("tile late")
+        receiver.release()
+
+
+@pytest.mark.parametrize(
+    ("reasons", "says"),
+    [
+        ({"behind": 12}, "12 wait because this service is behind"),
+        ({"no_owner": 3}, "3 have no owner"),
+        ({"store": 1}, "the store is slow"),
+        ({"paused": 1, "behind": 1}, "1 held by a pause; 1 waits because this service is behind"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_operators_have_to_mend_is_an_alarm(
+    tmp_path: Path, browser: Browser, reasons: dict[str, int], says: str
+) -> None:
+    count = {"timers": 16, "more": False}
+    with (
+        Duetime(tmp_path) as service,
+        overview_of(service, browser, overdue=count, overdueReasons=reasons, unowned=[]) as page,
+    ):
+        expect(page.locator(".verdict")).to_contain_text(f"16 timers are overdue: {says}.")
+        expect(page.locator(".verdict .word.warn")).to_have_text("Behind")
+        expect(page.get_by_role("link", name="overdue")).to_have_class("tile late")

@@ -200,21 +200,22 @@ def namespace(name: str) -> Call[Namespace]:
 
 
 def create_namespace(
-    name: str, *, shards: int | None = None, retention: timedelta | str | None = None
+    name: str, *, shards: int | None = None, retention: timedelta | str | None = None, weight: int | None = None
 ) -> Call[Namespace]:
-    """Make a namespace; ``retention`` is how long its finished timers are kept, or ``"forever"``.
+    """Make a namespace; ``retention`` is how long its finished timers are kept, or ``"forever"``; ``weight``, from 1 to
+    100, is its share when more is due than can be delivered.
 
     The same again answers with the first one; with other settings it raises ``Conflict``.
     """
-    asked = {"name": name, "shards": shards, "retention": _retention(retention)}
+    asked = {"name": name, "shards": shards, "retention": _retention(retention), "weight": weight}
     return _call("POST", "/namespaces", Namespace, body=_encode(asked))
 
 
 def update_namespace(
-    name: str, *, retention: timedelta | str | None = None, paused: bool | None = None
+    name: str, *, retention: timedelta | str | None = None, weight: int | None = None, paused: bool | None = None
 ) -> Call[Namespace]:
     """Change a namespace; what is left out stays."""
-    asked = {"retention": _retention(retention), "paused": paused}
+    asked = {"retention": _retention(retention), "weight": weight, "paused": paused}
     return _call("PATCH", _named(name), Namespace, body=_encode(asked))
 
 

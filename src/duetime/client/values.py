@@ -122,6 +122,7 @@ class Namespace(Struct, frozen=True, kw_only=True, rename="camel"):
     name: str
     shards: int
     retention: str | None  # like "30d", or "forever"; None: as the server's settings say
+    weight: int = 1  # its share when more is due than can be delivered
     paused: bool
     created_at: datetime
     secrets: list[SecretInfo]

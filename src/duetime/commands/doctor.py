@@ -1,4 +1,5 @@
-"""``duetime doctor``: looks at everything that a start needs and says what to do about what is wrong.
+"""``duetime doctor``: looks at everything that a start needs, asks the service whether timers are overdue if it runs,
+and says what to do about what is wrong.
 
 It reads the settings as ``duetime serve`` in the same place would, changes nothing, and makes nothing.
 """
@@ -7,16 +8,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
-from duetime.client import Client, DuetimeClientError
+from duetime.client import Client, ConnectionFailed, DuetimeClientError
 from duetime.clock import SystemClock
 from duetime.commands import output
+from duetime.engine.watchdog import OURS, Reason
 from duetime.errors import DuetimeError, SettingsError
 from duetime.node import build_broker
 from duetime.settings import Settings, load
@@ -25,12 +29,30 @@ from duetime.stores.postgres import PostgresStore
 from duetime.stores.sqlite_file import holder
 
 DISK_BYTES_MIN = 1 << 30
+READINESS_BYTES_MAX = 64 << 10
+ASK_SECONDS = 3
+
+_ADVICE = {
+    Reason.PAUSED: "wait in paused namespaces: `duetime namespaces resume NAME` fires them",
+    Reason.DESTINATION: "wait for destinations that are full, slow or do not answer: check the receivers",
+    Reason.NO_OWNER: "are in shards that no instance owns: `duetime cluster` shows who serves and whose clock is off",
+    Reason.BEHIND: "wait because this instance does not keep up: check its CPU and its log, or add an instance",
+    Reason.STORE: "wait because the store is slow or does not answer: check its disk, its load and the network",
+}
 
 
 class Finding(Struct, frozen=True):
     about: str
     ok: bool
     says: str
+
+
+class Readiness(Struct, frozen=True):
+    """What ``/readyz`` answers."""
+
+    status: str
+    reason: str | None = None
+    overdue: dict[str, int] = {}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -110,12 +132,34 @@ async def _service(settings: Settings) -> AsyncIterator[Finding]:
     host = "localhost" if settings.host in ("0.0.0.0", "::", "127.0.0.1") else settings.host
     url = f"http://{host}:{settings.port}"
 
-    def ask() -> str:
-        with Client(url, settings.api_key, attempts_max=1, timeout_seconds=3) as client:
-            return client.health().status
+    def ask() -> tuple[str, Readiness]:
+        with Client(url, settings.api_key, attempts_max=1, timeout_seconds=ASK_SECONDS) as client:
+            return client.health().status, _readiness(host, settings.port)
 
     try:
-        status = await asyncio.to_thread(ask)
-        yield Finding("service", status == "up", f"{url} is {status}")
-    except DuetimeClientError:
+        health, readiness = await asyncio.to_thread(ask)
+    except ConnectionFailed:
         yield Finding("service", True, f"does not run at {url}: `duetime serve` starts it")
+        return
+    except (DuetimeClientError, OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
+        yield Finding("service", False, f"{url} answers, but not as it should: {error}")
+        return
+    if readiness.reason is not None:
+        yield Finding("service", False, f"{url} is not ready: {readiness.reason}")
+    else:
+        yield Finding("service", health == "up", f"{url} is {health}")
+    for reason in Reason:
+        if count := readiness.overdue.get(reason):
+            yield Finding("overdue", reason not in OURS, f"{count} {_ADVICE[reason]}")
+    if not readiness.overdue:
+        yield Finding("overdue", True, "no timer is overdue")
+
+
+def _readiness(host: str, port: int) -> Readiness:
+    """What the instance says of itself. The client would raise for a 503 and lose the reason."""
+    connection = http.client.HTTPConnection(host, port, timeout=ASK_SECONDS)
+    try:
+        connection.request("GET", "/readyz")
+        return msgspec.json.decode(connection.getresponse().read(READINESS_BYTES_MAX), type=Readiness)
+    finally:
+        connection.close()

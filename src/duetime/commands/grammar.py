@@ -163,7 +163,8 @@ timer once it is finished, or, without a timer, how things stand now.""",
         "check the settings, the store, the clock and the broker",
         """\
 Check what a start here would need: the settings, the key, the store, the clock, the broker and whether the service
-runs; and say what to do about what is wrong. It changes nothing. The exit code is 1 when something is wrong.""",
+runs; and say what to do about what is wrong. A service that runs is asked why timers are overdue. It changes nothing.
+The exit code is 1 when something is wrong.""",
         "  duetime doctor\n  DATABASE_URL=postgresql://me@db.example/timers duetime doctor",
     )
     add(
@@ -207,11 +208,12 @@ def _add_namespaces(commands: Commands) -> None:
 examples:
   duetime namespaces
   duetime namespaces create shop --retention 90d
+  duetime namespaces update shop --weight 3
   duetime namespaces pause shop
   duetime namespaces secret add shop"""
     top: Parser = commands.add_parser(
         "namespaces",
-        help="list, make, pause and resume namespaces; make signing secrets",
+        help="list, make, change, pause and resume namespaces; make signing secrets",
         description="List the namespaces, or do one of these:",
         epilog=examples,
     )
@@ -229,7 +231,13 @@ examples:
     create = add(inner, "create", "create", "make a namespace")
     create.add_argument("name")
     create.add_argument("--shards", type=_count, metavar="N", help="how many shards to spread over; fixed [all]")
-    create.add_argument("--retention", metavar="DURATION", help="how long finished timers are kept: 30d, forever")
+    update = add(inner, "update", "update", "change a namespace; what is not given stays")
+    update.add_argument("name")
+    for parser in (create, update):
+        parser.add_argument("--retention", metavar="DURATION", help="how long finished timers are kept: 30d, forever")
+    share = "its share when more is due than can be delivered: 1 to 100"
+    create.add_argument("--weight", type=_count, metavar="N", help=f"{share} [1]")
+    update.add_argument("--weight", type=_count, metavar="N", help=share)
     add(inner, "show", "show", "look at a namespace").add_argument("name")
     add(inner, "pause", "pause", "let nothing of a namespace fire; creates are still taken").add_argument("name")
     add(inner, "resume", "resume", "let a namespace fire again").add_argument("name")

@@ -6,6 +6,7 @@ import argparse
 
 from duetime.client import Client, Namespace
 from duetime.commands import output
+from duetime.commands.session import UsageError
 
 
 def list_namespaces(client: Client, options: argparse.Namespace) -> int:
@@ -26,7 +27,16 @@ def _say(namespace: Namespace, options: argparse.Namespace) -> int:
 
 
 def create(client: Client, options: argparse.Namespace) -> int:
-    return _say(client.create_namespace(options.name, shards=options.shards, retention=options.retention), options)
+    made = client.create_namespace(
+        options.name, shards=options.shards, retention=options.retention, weight=options.weight
+    )
+    return _say(made, options)
+
+
+def update(client: Client, options: argparse.Namespace) -> int:
+    if options.retention is None and options.weight is None:
+        raise UsageError("there is nothing to change: give --retention or --weight")
+    return _say(client.update_namespace(options.name, retention=options.retention, weight=options.weight), options)
 
 
 def show(client: Client, options: argparse.Namespace) -> int:

@@ -213,12 +213,13 @@ def namespaces_table(namespaces: Iterable[Namespace]) -> list[str]:
             "paused" if namespace.paused else "active",
             str(namespace.shards),
             namespace.retention or "default",
+            str(namespace.weight),
             str(len(namespace.secrets)),
             relative(namespace.created_at),
         )
         for namespace in namespaces
     ]
-    return table(("NAMESPACE", "STATE", "SHARDS", "RETENTION", "SECRETS", "CREATED"), rows)
+    return table(("NAMESPACE", "STATE", "SHARDS", "RETENTION", "WEIGHT", "SECRETS", "CREATED"), rows)
 
 
 def cluster_table(cluster: Cluster) -> list[str]:
@@ -255,6 +256,7 @@ def namespace_fields(namespace: Namespace) -> list[str]:
             ("state", "paused: nothing of it fires" if namespace.paused else "active"),
             ("shards", str(namespace.shards)),
             ("retention", namespace.retention or "as the server's settings say"),
+            ("weight", str(namespace.weight)),
             ("created", both(namespace.created_at)),
             *[
                 ("secret", f"{secret.id}, " + ("signs" if not secret.expires_at else f"ends {both(secret.expires_at)}"))

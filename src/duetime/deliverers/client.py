@@ -5,8 +5,11 @@ belongs to exactly one request. There is no limit on those in use: the dispatche
 let a hanging receiver stop the others. It follows no redirect, keeps no cookie, knows no proxy and unpacks nothing.
 
 Fails with ``Unreachable`` whenever there is no whole answer: no connection, no TLS, a connection that broke, an answer
-that is not HTTP. With ``TimeoutError`` when there is none by the time that the caller gives. A request that is canceled
-closes its connection.
+that is not HTTP. With ``TimeoutError`` when there is none by the time that the caller gives. With ``NotSent`` when a
+shortage of ours left it without a connection: then not one byte of the request was written, and the same holds for any
+other error. A request that is canceled closes its connection.
+
+Idle connections make room when the process runs out of file descriptors.
 
 A kept connection may have been closed by the receiver just as we wrote to it. When not one byte of an answer came, the
 request is sent once more on a new connection; receivers drop a repeat by its delivery id. A new connection that fails
@@ -16,13 +19,16 @@ the same way is an error.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections import deque
 from itertools import islice
 
 from duetime.deliverers.connection import Answer, Connection, Key, NoAnswer, Unreachable, why
 from duetime.deliverers.deadlines import Deadlines
-from duetime.deliverers.egress import Url
+from duetime.deliverers.unsent import NotSent, OutOfDescriptors, connect_shortage, out_of_descriptors
+from duetime.model import Unsent
+from duetime.urls import Url
 from duetime.writing import Sweep
 
 IDLE_SECONDS_MAX = 4.0  # servers usually close after 5
@@ -31,6 +37,10 @@ IDLE_PER_ADDRESS_MAX = 512
 CONNECT_SECONDS_MAX = 5.0  # when there is another address to try; the last one has all the time that is left
 CLOSE_SECONDS_MAX = 1.0
 CONNECTS_PER_ROUND = 8  # of the event loop, each to another place
+CLOSED_FOR_ROOM = 64
+CLOSING_ROUNDS_MAX = 16  # of the event loop; a connection that is closed needs two, with TLS as well
+
+_log = logging.getLogger(__name__)
 
 
 class HttpClient:
@@ -47,35 +57,49 @@ class HttpClient:
         # The host and port that connections are begun to in this round of the event loop, and who waits for the next.
         self._begun: set[tuple[str, int]] = set()
         self._turns: dict[tuple[str, int], deque[asyncio.Future[None]]] = {}
+        self._closing: set[Connection] = set()  # to make room
         self._closed = False
         self._emptied: asyncio.Future[None] | None = None
 
     async def request(self, url: Url, addresses: list[str], head_and_body: bytes, until: float | None = None) -> Answer:
         """Send one request to the first address that can be reached and return the answer, by this time of the event
-        loop; or raise Unreachable or TimeoutError."""
+        loop; or raise ``Unreachable``, ``TimeoutError`` or ``NotSent``."""
         name = url.server_name if url.tls else None
         connection = self._take(url.port, name, addresses)
         if connection is None:
             await self._turn((url.host, url.port))
             connection = self._take(url.port, name, addresses)  # one that was in use may have come free meanwhile
-        while True:
-            if connection is None:
-                async with asyncio.timeout_at(until):
-                    connection = await self._connect(url, addresses, name)
-            waiter = connection.send(head_and_body, until)
-            try:
-                result = await waiter
-            except BaseException:
-                connection.abandon(waiter)
+        sent = False
+        try:
+            while True:
+                if connection is None:
+                    async with asyncio.timeout_at(until):
+                        connection = await self._connect(url, addresses, name)
+                sent = True
+                waiter = connection.send(head_and_body, until)
+                try:
+                    result = await waiter
+                except BaseException:
+                    connection.abandon(waiter)
+                    raise
+                if isinstance(result, Answer):
+                    return result
+                if result is NoAnswer.LATE:
+                    raise TimeoutError
+                if isinstance(result, Unreachable):
+                    raise result
+                # It was closed already. Others that are kept may be as stale: only a new one will do.
+                connection = None
+        except (Unreachable, TimeoutError):
+            raise
+        except Exception as exc:
+            if not sent:
                 raise
-            if isinstance(result, Answer):
-                return result
-            if result is NoAnswer.LATE:
-                raise TimeoutError
-            if isinstance(result, Unreachable):
-                raise result
-            # It was closed already. Others that are kept may be as stale: only a new one will do.
-            connection = None
+            # The receiver may have the request by now, so this is no longer an attempt that never left us.
+            if isinstance(exc, NotSent):
+                raise Unreachable(f"connection closed before the answer, and no other: {exc}") from None
+            _log.exception("the request to %s broke", url.origin)
+            raise Unreachable(f"internal error: {type(exc).__name__}") from None
 
     async def close(self) -> None:
         """Close every connection, also those in use: their requests end as unreachable."""
@@ -92,6 +116,7 @@ class HttpClient:
 
     async def _connect(self, url: Url, addresses: list[str], name: str | None) -> Connection:
         problem = "no address to connect to"
+        shortage: tuple[Unsent, str] | None = None
         for left, address in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
             try:
                 # An address that swallows packets must not eat the time of the next one.
@@ -101,13 +126,26 @@ class HttpClient:
                 problem = str(exc)
             except TimeoutError:
                 problem = "connection timed out"
+            except NotSent as exc:
+                shortage = exc.cause, str(exc)
+        if shortage is not None:
+            raise NotSent(*shortage)
         raise Unreachable(problem)
 
     async def _connect_to(self, url: Url, address: str, name: str | None) -> Connection:
+        try:
+            return await self._open(url, address, name)
+        except OutOfDescriptors:
+            await self._make_room()
+        return await self._open(url, address, name)
+
+    async def _open(self, url: Url, address: str, name: str | None) -> Connection:
         if self._closed:
-            raise Unreachable("shutting down")
+            raise NotSent(Unsent.DRAIN, "shutting down")
         loop = asyncio.get_running_loop()
         if url.tls and self._tls is None:
+            if out_of_descriptors():
+                raise OutOfDescriptors  # OpenSSL would silently leave out the trusted roots that it can't open
             self._tls = tls_context()
         connection = Connection(self, (address, url.port, name), loop)
         try:
@@ -122,12 +160,28 @@ class HttpClient:
             connection.drop("not connected")
             # uvloop says nothing more about a connection whose making was canceled.
             self.lost(connection)
+            if isinstance(exc, OSError) and (shortage := connect_shortage(exc, address)):
+                raise shortage from None
             if isinstance(exc, (OSError, ValueError)):
                 raise Unreachable(why(exc)) from None
             raise
+        if self._closed:
+            raise NotSent(Unsent.DRAIN, "shutting down")
         if connection.problem is not None:
             raise Unreachable(connection.problem)
         return connection
+
+    async def _make_room(self) -> None:
+        """Close the oldest idle connections, and wait until the event loop has given their descriptors back."""
+        if not self._closing:
+            self._closing = set(islice(self._idle, CLOSED_FOR_ROOM))
+            for connection in self._closing:
+                connection.drop("out of file descriptors")
+        for _ in range(CLOSING_ROUNDS_MAX):
+            self._closing &= self._connections
+            if not self._closing:
+                break
+            await asyncio.sleep(0)
 
     def _take(self, port: int, name: str | None, addresses: list[str]) -> Connection | None:
         """The newest idle connection that is still good, out of the pool."""

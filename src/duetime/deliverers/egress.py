@@ -1,39 +1,27 @@
-"""The address guard: which URLs are well formed, and which addresses a callback may be sent to.
+"""The address guard: which addresses a callback may be sent to.
 
-A callback URL is written by a stranger and followed from inside our network. So the text is parsed once, strictly,
-into a ``Url``, and everything after that sees the parts and never the string: two parsers cannot disagree about where
-the host ends. A name is resolved, every address that comes back is judged, and the caller connects to a judged
-address. A spelling that some resolver would read as another address (``127.1``, ``0x7f.1``, a trailing dot behind
-digits) is not a host here.
+A stranger writes a callback URL, and we follow it from inside our network. So every address that a name resolves to
+is judged, and the caller connects to a judged address.
 
-Fails with ``InvalidInput`` for a bad URL, ``Refused`` for a good URL that leads somewhere closed, ``Unresolved`` for
-a name that has no address now. Lookups are blocking calls of the system, so they run in threads of their own: few,
-with a queue that is bounded and a time limit, and a slow name server delays nobody who does not need it.
+Fails with ``Refused`` for a URL that points to a closed address, with ``Unresolved`` for a name that has no address
+now, and with ``NotSent`` if a shortage of ours kept the name from being looked up. Results are trusted for a few
+seconds; a shortage is never one.
 """
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
-import re
-import socket
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 from msgspec import Struct
 
 from duetime.clock import Clock
-from duetime.errors import DuetimeError, InvalidInput, SettingsError
+from duetime.deliverers.lookups import Found, Lookups
+from duetime.errors import DuetimeError, SettingsError
+from duetime.urls import Url
 
-URL_CHARS_MAX = 2048
-URLS_CACHED_MAX = 4096
-HOST_CHARS_MAX = 253
-LABEL_CHARS_MAX = 63
 ADDRESSES_MAX = 8  # tried for one name; all that came back are judged
-LOOKUP_THREADS_MAX = 16
-LOOKUPS_PENDING_MAX = 1024
-LOOKUP_SECONDS_MAX = 10.0
 RESULT_SECONDS = 5.0  # a result is trusted this long: less than any attempt's patience, enough for a burst
 RESULTS_MAX = 4096
 
@@ -47,113 +35,6 @@ class Refused(DuetimeError):
 
 class Unresolved(DuetimeError):
     """The name has no address, or the lookup did not end in time."""
-
-
-class Url(Struct, frozen=True, kw_only=True):
-    """A callback URL in parts, each safe to put on the wire as it is."""
-
-    tls: bool
-    host: str  # lower case, no brackets
-    port: int
-    authority: str  # for the Host header: brackets around IPv6, the default port left out
-    target: str  # path and query, never empty
-    address: str | None  # the host when it is an address and not a name
-    origin: str  # what tells one destination from another
-
-    @property
-    def server_name(self) -> str:
-        """What a certificate is checked against: names in certificates have no trailing dot."""
-        return self.host.rstrip(".")
-
-
-_VISIBLE = re.compile(r"[!-~]+")
-_PARTS = re.compile(r"(https?)://([^/?#]*)([^#]*)", re.IGNORECASE)
-_AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::(.*))?")
-_PORT = re.compile(r"[1-9][0-9]{0,4}")
-_LABEL = re.compile(rf"[a-z0-9_-]{{1,{LABEL_CHARS_MAX}}}")
-
-
-def parse_url(url: str, field: str = "callback_url") -> Url:
-    """The parts of an absolute http(s) URL; ``InvalidInput`` names ``field`` and what is wrong."""
-    try:
-        return _parse(url)
-    except ValueError as exc:
-        raise InvalidInput(field, str(exc)) from None
-
-
-@lru_cache(maxsize=URLS_CACHED_MAX)
-def _parse(url: str) -> Url:
-    if len(url) > URL_CHARS_MAX:
-        raise ValueError(f"is longer than {URL_CHARS_MAX} characters")
-    if not url.isascii():
-        raise ValueError("has characters outside ASCII: percent-encode the path and write the host in its xn-- form")
-    if not _VISIBLE.fullmatch(url):
-        raise ValueError("is empty or has white space or control characters")
-    if "\\" in url:
-        raise ValueError("has a backslash, which clients read in different ways")
-    parts = _PARTS.match(url)
-    if parts is None:
-        raise ValueError("must be an absolute http:// or https:// URL")
-    scheme, authority, target = parts.groups()
-    if "@" in authority:
-        raise ValueError("has a user name or password; send credentials in a header")
-    split = _AUTHORITY.fullmatch(authority)
-    if split is None:
-        raise ValueError("has no valid host")
-    host, port_text = split.group(1).lower(), split.group(2)
-    tls = scheme.lower() == "https"
-    default_port = 443 if tls else 80
-    port = default_port
-    if port_text is not None:
-        port = int(port_text) if _PORT.fullmatch(port_text) else 0
-        if not 1 <= port <= 65535:
-            raise ValueError("has a port that is not a plain number from 1 to 65535")
-    name, address = _host(host)
-    shown = f"[{name}]" if ":" in name else name
-    return Url(
-        tls=tls,
-        host=name,
-        port=port,
-        authority=shown if port == default_port else f"{shown}:{port}",
-        # The fragment belongs to the reader of a page and is never sent.
-        target=target if target.startswith("/") else f"/{target}",
-        address=address,
-        origin=f"{scheme.lower()}://{shown}:{port}",
-    )
-
-
-def _host(host: str) -> tuple[str, str | None]:
-    """The host in its one spelling, and the same as an address when it is one."""
-    if host.startswith("["):
-        try:
-            address = str(ipaddress.IPv6Address(_without_zone(host[1:-1])))
-        except ValueError:
-            raise ValueError("has a host in brackets that is not a plain IPv6 address") from None
-        return address, address
-    name = host.removesuffix(".")
-    if not name:
-        raise ValueError("has no host")
-    if len(name) > HOST_CHARS_MAX:
-        raise ValueError(f"has a host longer than {HOST_CHARS_MAX} characters")
-    labels = name.split(".")
-    if labels[-1].isdigit() or labels[-1].startswith("0x"):
-        # A resolver would read any such name as an IPv4 address, by rules of its own: only the plain spelling is one.
-        try:
-            address = str(ipaddress.IPv4Address(host))
-        except ValueError:
-            address = ""
-        if address != host:
-            raise ValueError("has a host that looks like an IPv4 address and is not written as four decimal numbers")
-        return address, address
-    if not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError("has a host that is not a DNS name")
-    return host, None
-
-
-def _without_zone(text: str) -> str:
-    if "%" in text:
-        raise ValueError("zone")
-    return text
 
 
 def _networks(*entries: tuple[str, str]) -> tuple[tuple[Network, str], ...]:
@@ -245,8 +126,7 @@ class Egress:
         self._allow_all = allow_all
         self._open = [_network(cidr) for cidr in ((*_LOOPBACK, *allow) if allow_loopback else allow)]
         self._results: dict[str, _Result] = {}
-        self._pending: dict[str, asyncio.Future[list[str] | str]] = {}
-        self._threads: ThreadPoolExecutor | None = None
+        self._lookups = Lookups(clock)
         # The policy never changes, and the same few addresses are judged over and over.
         self._objection = lru_cache(maxsize=RESULTS_MAX)(self._judged)
 
@@ -263,11 +143,15 @@ class Egress:
         result = self._results.get(url.host)
         return None if result is None or result.until <= self._clock.monotonic() else result.addresses
 
-    async def resolve(self, url: Url) -> list[str]:
-        """The addresses to connect to, in order of preference: every one of them judged, never an empty list."""
+    async def resolve(self, url: Url, until: float | None = None, *, optional: bool = False) -> list[str]:
+        """The addresses to connect to, in order of preference: every one of them judged, never an empty list.
+
+        Raises ``TimeoutError`` if a lookup is still running at this time of the event loop. An optional lookup starts
+        at once or not at all.
+        """
         result = self._results.get(url.host)
         if result is None or result.until <= self._clock.monotonic():
-            result = await self._judge(url)
+            result = await self._judge(url, until, optional)
         if result.addresses is None:
             assert result.error is not None
             # A new exception each time: one that is raised again and again would gather tracebacks.
@@ -276,16 +160,15 @@ class Egress:
 
     async def close(self) -> None:
         """Start no more lookups. One that hangs in the system is left to end by itself."""
-        for lookup in self._pending.values():
-            lookup.cancel()
-        self._pending.clear()
+        self._lookups.close()
         self._results.clear()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            self._threads = None
 
-    async def _judge(self, url: Url) -> _Result:
-        found = [url.address] if url.address is not None else await self._lookup(url.host)
+    async def _judge(self, url: Url, until: float | None, optional: bool) -> _Result:
+        found: Found
+        if url.address is not None:
+            found = [url.address]
+        else:
+            found = await self._lookups.find(url.host, until, optional=optional)
         error: DuetimeError | None = None
         if isinstance(found, str):
             error = Unresolved(found)
@@ -304,26 +187,6 @@ class Egress:
         self._results.pop(url.host, None)
         self._results[url.host] = result
         return result
-
-    async def _lookup(self, host: str) -> list[str] | str:
-        """What the system says about a name: its addresses, or a sentence that says why there are none."""
-        lookup = self._pending.get(host)
-        if lookup is None:
-            if len(self._pending) >= LOOKUPS_PENDING_MAX:
-                # Raised and not returned: it says nothing about the name, so it must not be remembered for it.
-                raise Unresolved(f"{host} was not looked up: {LOOKUPS_PENDING_MAX} lookups are waiting already")
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(LOOKUP_THREADS_MAX, thread_name_prefix="duetime-dns")
-            lookup = asyncio.get_running_loop().run_in_executor(self._threads, _system_lookup, host)
-            self._pending[host] = lookup
-            lookup.add_done_callback(lambda _: self._pending.pop(host, None))
-        # wait() leaves the lookup alone when this caller gives up: others may be waiting for it too.
-        await asyncio.wait((lookup,), timeout=LOOKUP_SECONDS_MAX)
-        if not lookup.done():
-            return f"{host} was not resolved within {LOOKUP_SECONDS_MAX:g}s"
-        if lookup.cancelled():
-            raise Unresolved(f"{host} was not resolved: shutting down")
-        return lookup.result()
 
     def _judged(self, address: str) -> str | None:
         """Why this address is closed, in words; None when it is open."""
@@ -349,14 +212,3 @@ def _network(cidr: str) -> Network:
         return ipaddress.ip_network(cidr.strip(), strict=False)
     except ValueError:
         raise SettingsError(f"{_SETTING}: '{cidr}' is not a CIDR such as 10.0.0.0/8") from None
-
-
-def _system_lookup(host: str) -> list[str] | str:
-    """Runs in a thread. Errors are values here, so that a lookup nobody waits for any more has nothing to report."""
-    try:
-        # Bytes keep Python's IDNA codec out of it: the parser has let nothing but ASCII through.
-        found = socket.getaddrinfo(host.encode("ascii"), None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as exc:
-        return f"{host} was not resolved: {getattr(exc, 'strerror', None) or exc}"
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-    return addresses or f"{host} has no address"

@@ -2,8 +2,9 @@
 
 It owns what a callback looks like. The address guard (``egress``) says where a request may go, the client (``client``)
 carries it. Everything from the lookup to the last byte of the answer runs under one time limit. Nothing is raised: a
-bad target, a closed address, a silent receiver and a bug of ours all become an ``Outcome`` with a sentence for people,
-and the bug is logged as well.
+bad target, a closed address, a silent receiver, a shortage of ours and a bug of ours all become an ``Outcome`` with a
+sentence for people, and the bug is logged as well. The last two are ``UNSENT`` as long as not one byte of the request
+was written: an attempt that never left us does not count.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from duetime.clock import Clock
 from duetime.deliverers.bodies import body_of
 from duetime.deliverers.client import HttpClient
 from duetime.deliverers.connection import Unreachable
-from duetime.deliverers.egress import Egress, Refused, Unresolved, Url, parse_url
+from duetime.deliverers.egress import Egress, Refused, Unresolved
 from duetime.deliverers.signing import sign
+from duetime.deliverers.unsent import NotSent, unsent
 from duetime.errors import InvalidInput
-from duetime.model import HttpTarget, Outcome, OutcomeKind, Target, Timer
+from duetime.model import HttpTarget, Outcome, OutcomeKind, Target, Timer, Unsent
 from duetime.timetext import format_duration
+from duetime.urls import Url, parse_url
 
 ROUTES_CACHED_MAX = 1024
 HEADER_CHARS_CACHED_MAX = 4096  # a target with longer headers is prepared anew each time, so the cache stays small
@@ -63,6 +66,7 @@ def is_reserved(header: str) -> bool:
 
 
 _ANSWERED = OutcomeKind.ANSWERED  # a member of an enum is slow to look up
+_UNREACHABLE = OutcomeKind.UNREACHABLE
 _log = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -96,31 +100,35 @@ class HttpDeliverer:
 
     async def deliver(self, timer: Timer, timeout_ms: int) -> Outcome:
         until = asyncio.get_running_loop().time() + timeout_ms / 1000
+        answer = None
         try:
             route = self._route(timer.definition.target)
             url = route.url
             addresses = self._egress.known(url)
             if addresses is None:
-                async with asyncio.timeout_at(until):
-                    addresses = await self._egress.resolve(url)
+                addresses = await self._egress.resolve(url, until)
             answer = await self._client.request(url, addresses, self._message(route, timer), until)
+            status = answer.status
+            return Outcome(
+                kind=_ANSWERED,
+                status=status,
+                body=answer.body,
+                error=None if 200 <= status < 300 else f"HTTP {status}",
+                retry_after_ms=None if answer.retry_after is None else self._wait_ms(answer.retry_after),
+            )
         except TimeoutError:
             return Outcome(kind=OutcomeKind.TIMED_OUT, error=f"no answer within {format_duration(timeout_ms)}")
+        except NotSent as exc:
+            return unsent(exc.cause, str(exc))
         except (Unreachable, Unresolved) as exc:
-            return Outcome(kind=OutcomeKind.UNREACHABLE, error=str(exc))
+            return Outcome(kind=_UNREACHABLE, error=str(exc))
         except (Refused, InvalidInput) as exc:
             return Outcome(kind=OutcomeKind.REFUSED, error=str(exc))
         except Exception as exc:
             _log.exception("delivery of %s/%s broke", timer.namespace, timer.id)
-            return Outcome(kind=OutcomeKind.UNREACHABLE, error=f"internal error: {type(exc).__name__}")
-        status = answer.status
-        return Outcome(
-            kind=_ANSWERED,
-            status=status,
-            body=answer.body,
-            error=None if 200 <= status < 300 else f"HTTP {status}",
-            retry_after_ms=None if answer.retry_after is None else self._wait_ms(answer.retry_after),
-        )
+            error = f"internal error: {type(exc).__name__}"
+            # The client raises nothing unexpected once it has written a byte; an answer, too, shows that it has.
+            return unsent(Unsent.INTERNAL, error) if answer is None else Outcome(kind=_UNREACHABLE, error=error)
 
     async def check(self, target: Target) -> None:
         url = self._route(target).url
@@ -128,18 +136,12 @@ class HttpDeliverer:
             if url.address is not None:
                 self._egress.check(url)
                 return
-            async with asyncio.timeout(CHECK_SECONDS_MAX):
-                await self._egress.resolve(url)
+            until = asyncio.get_running_loop().time() + CHECK_SECONDS_MAX
+            await self._egress.resolve(url, until, optional=True)
         except Refused as exc:
             raise InvalidInput("callback_url", f"leads inside: {exc}") from None
-        except (Unresolved, TimeoutError):
+        except (Unresolved, NotSent, TimeoutError):
             pass  # The name may have an address by the time it is due; each attempt judges anew.
-
-    def destination(self, target: Target) -> str:
-        try:
-            return parse_url(_http(target).url).origin
-        except InvalidInput as exc:
-            return f"invalid: {exc}"
 
     async def close(self) -> None:
         await self._client.close()

@@ -186,7 +186,8 @@ class DurableDoor:
             at("POST", "/namespaces", self.create_namespace, "Make a namespace",
                takes=schema.NamespaceIn, gives={201: schema.Namespace, 200: schema.Namespace}, refuses=(400, 409, 413)),
             at("GET", name, self.namespace, "Look at a namespace", gives={200: schema.Namespace}, refuses=(400, 404)),
-            at("PATCH", name, self.change_namespace, "Change the retention of a namespace, pause or resume it",
+            at("PATCH", name, self.change_namespace,
+               "Change the retention or the weight of a namespace, pause or resume it",
                takes=schema.NamespaceChanges, gives={200: schema.Namespace}, refuses=(400, 404, 413)),
             at("POST", name + "/secrets", self.add_secret,
                "Make a signing secret; the one before it signs too for 24 hours",
@@ -393,6 +394,7 @@ class DurableDoor:
             asked.name,
             shards=asked.shards,
             retention_ms=None if asked.retention is None else retention_of(asked.retention),
+            weight=asked.weight,
         )
         return Response(201 if fresh else 200, _encode(self._shown(namespace)))
 
@@ -410,6 +412,7 @@ class DurableDoor:
             return msgspec.structs.replace(
                 before,
                 retention_ms=before.retention_ms if retention_ms is None else retention_ms,
+                weight=before.weight if asked.weight is None else asked.weight,
                 paused=before.paused if asked.paused is None else asked.paused,
             )
 

@@ -13,10 +13,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from duetime.doors.retry_policy import CamelRetryPolicy, Duration
+from duetime.engine.watchdog import Reason
 from duetime.model import OutcomeKind, Status
 
 BATCH_MAX = 1_000
 CALLBACK_TIMEOUT_MS_MAX = 3_600_000
+WEIGHT_MAX = 100
 
 _SPAN = "([0-9]{1,15}d)?([0-9]{1,15}h)?([0-9]{1,15}m)?([0-9]{1,15}s)?([0-9]{1,15}ms)?"
 _DAY, _CLOCK = "[0-9]{4}-[0-9]{2}-[0-9]{2}", "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
@@ -58,6 +60,15 @@ Retention = Annotated[
         description="how long finished timers are kept: like 30d, at least 1s, or forever",
         examples=["30d"],
         extra_json_schema={"pattern": f"^(forever|{_SPAN})$", "minLength": 2},
+    ),
+]
+Weight = Annotated[
+    int,
+    Meta(
+        ge=1,
+        le=WEIGHT_MAX,
+        description="its share when more is due than can be delivered: weight 3 gets three times the share of weight 1",
+        examples=[3],
     ),
 ]
 Url = Annotated[
@@ -353,6 +364,9 @@ class NamespaceIn(Struct, rename="camel"):
         None
     )
     retention: Retention | None = None
+    weight: (
+        Annotated[Weight, Meta(description="its share when more is due than can be delivered; 1 unless given")] | None
+    ) = None
 
 
 class NamespaceChanges(Struct, rename="camel"):
@@ -361,6 +375,7 @@ class NamespaceChanges(Struct, rename="camel"):
     also: ClassVar[dict[str, Any]] = {"examples": [{"paused": True}]}
 
     retention: Retention | None = None
+    weight: Weight | None = None
     paused: Annotated[bool, Meta(description="while paused nothing fires and creates are taken")] | None = None
     shards: Annotated[int, Meta(description="fixed: only the number that it has is taken")] | None = None
 
@@ -379,6 +394,7 @@ class Namespace(Struct, rename="camel"):
     name: str
     shards: int
     retention: Annotated[str, Meta(description="null: as the settings say")] | None
+    weight: Weight
     paused: bool
     created_at: Shown
     secrets: Annotated[list[SecretInfo], Meta(description="which secrets sign; never what they are")]
@@ -461,6 +477,15 @@ class Overview(Struct, rename="camel"):
     activity: Annotated[list[Point], Meta(description="the latest hour, oldest first; gaps where the store was away")]
     forecast: Forecast
     overdue: Annotated[Count, Meta(description="pending timers whose time passed more than a second ago")]
+    overdue_reasons: Annotated[
+        dict[Reason, int],
+        Meta(
+            description="how many timers have been due for two seconds and are not begun, by reason; only reasons that "
+            "apply now, as the instances last reported",
+            examples=[{"paused": 40, "destination": 200}],
+            extra_json_schema={"propertyNames": {"$ref": "#/components/schemas/Reason"}},
+        ),
+    ]
     failures: Failures
     instances: list[Instance]
     shards: Annotated[int, Meta(description="how many there are")]

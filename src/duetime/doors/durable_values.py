@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,7 @@ from duetime.doors import durable_schema as schema
 from duetime.doors import wire
 from duetime.doors.http import Request
 from duetime.doors.retry_policy import CamelRetryPolicy, checked_policy, shown_policy
+from duetime.engine.watchdog import Reason
 from duetime.errors import InvalidInput
 from duetime.model import (
     DEFAULT_NAMESPACE,
@@ -197,6 +199,7 @@ def shown_namespace(namespace: Namespace, now: int) -> schema.Namespace:
         name=namespace.name,
         shards=namespace.shards,
         retention=None if kept_ms is None else "forever" if kept_ms >= FOREVER_MS else format_duration(kept_ms),
+        weight=namespace.weight,
         paused=namespace.paused,
         created_at=format_time(namespace.created_at),
         secrets=[
@@ -252,6 +255,14 @@ def unowned_of(instances: Sequence[Instance], shards: int) -> list[int]:
     """The shards that none of these owns."""
     owned = {shard for instance in instances for shard in instance.shards}
     return [shard for shard in range(shards) if shard not in owned]
+
+
+def overdue_of(instances: Sequence[Instance]) -> dict[Reason, int]:
+    """How many timers are overdue at all of these, by reason."""
+    counts = Counter[str]()
+    for instance in instances:
+        counts.update(instance.about.overdue)
+    return {reason: counts[reason] for reason in Reason if counts[reason]}
 
 
 def cursor_of(place: Place | None) -> str | None:

@@ -60,11 +60,23 @@ class _Gone(Exception):
     """The client left before its request was whole: there is nobody to answer."""
 
 
+class Connection(Protocol):
+    """What a request tells the connection that it came on."""
+
+    signed_in: bool
+
+    def sign_in(self) -> None:
+        """A request carried a valid key or session. Called once."""
+
+    def more(self, request: Request) -> None:
+        """The handler waits for the rest of the body."""
+
+
 class Request:
     """One request: its route's path parameters, its query, its headers, and its body as it comes."""
 
     __slots__ = (
-        *("_fed", "_gone", "_more", "_pieces", "_waiting", "answered", "headers", "last", "method", "old"),
+        *("_connection", "_fed", "_gone", "_pieces", "_waiting", "answered", "headers", "last", "method", "old"),
         *("parameters", "path", "query_string", "raw_path", "whole"),
     )
 
@@ -75,9 +87,8 @@ class Request:
         raw_path: bytes = b"",
         query_string: bytes = b"",
         headers: Sequence[Header] = (),
-        more: Callable[[Request], None] | None = None,
+        connection: Connection | None = None,
     ) -> None:
-        """``more`` is called when the rest of the body is waited for."""
         self.method = method
         self.path = path
         self.raw_path = raw_path
@@ -88,7 +99,7 @@ class Request:
         self.old = False  # of HTTP/1.0
         self.whole = False  # its body has come
         self.answered = False  # whatever comes is dropped
-        self._more = more
+        self._connection = connection
         self._pieces: list[bytes] = []
         self._fed = 0
         self._gone = False
@@ -138,17 +149,23 @@ class Request:
                 raise PayloadTooLarge("body", f"is larger than {bytes_max} bytes")
             if self.whole:
                 return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            if self._gone or self._more is None:
+            if self._gone or self._connection is None:
                 raise _Gone
             self._waiting = asyncio.get_running_loop().create_future()
-            self._more(self)
+            self._connection.more(self)
             await self._waiting
+
+    def sign_in(self) -> None:
+        """This request carries a valid key or session."""
+        connection = self._connection
+        if connection is not None and not connection.signed_in:
+            connection.sign_in()
 
     # For whoever reads the connection.
 
     def again(self, body: bytes) -> Request:
         """Another request with the same head, whose body has come already."""
-        other = Request(self.method, self.path, self.raw_path, self.query_string, self.headers, self._more)
+        other = Request(self.method, self.path, self.raw_path, self.query_string, self.headers, self._connection)
         other._pieces.append(body)
         other._fed = len(body)
         other.whole = True
@@ -253,11 +270,13 @@ class Keys:
         if given is None:
             authorization = request.header(b"authorization")
             if authorization is None and self._sessions is not None and self._sessions.holds(request):
+                request.sign_in()
                 return
             scheme, _, token = (authorization or b"").partition(b" ")
             given = token.strip() if scheme.lower() == b"bearer" else b""
         if not self.fits(given):
             raise Unauthorized
+        request.sign_in()
 
 
 class Application:

@@ -43,7 +43,7 @@ A HEAD is answered like the GET of its path, without the body."""
 _TAGS = {
     "timers": "One promise each: call this target, with this payload, at this time. A timer is reached by its path or, "
     "in the other style, by a request body that names it (create, get, update, delete).",
-    "namespaces": "Scopes of ids, each with its own retention and signing secrets, that can be paused.",
+    "namespaces": "Scopes of ids, each with its own retention, weight and signing secrets, that can be paused.",
     "overview": "How the service is doing, for people who look.",
     "cluster": "Who takes part.",
 }

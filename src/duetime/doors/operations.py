@@ -11,6 +11,7 @@ from msgspec import Struct
 from duetime.clock import VirtualClock
 from duetime.doors import wire
 from duetime.doors.http import Handler, Keys, Request, Response
+from duetime.engine.watchdog import Watchdog
 from duetime.errors import InvalidInput
 from duetime.service import Service
 from duetime.siblings import Siblings
@@ -23,6 +24,7 @@ class Advance(Struct):
 
 
 _advance_decoder = msgspec.json.Decoder(Advance)
+_encode = msgspec.json.Encoder().encode
 
 
 class OperationsDoor:
@@ -35,6 +37,7 @@ class OperationsDoor:
         siblings: Siblings | None,
         *,
         ready: Callable[[], bool],
+        watchdog: Watchdog,
         refusal: Callable[[Exception], Response],
         virtual_clock: VirtualClock | None,
     ) -> None:
@@ -44,6 +47,7 @@ class OperationsDoor:
         self._telemetry = telemetry
         self._siblings = siblings
         self._ready = ready
+        self._watchdog = watchdog
         self._virtual_clock = virtual_clock
         self.refusal = refusal
 
@@ -61,9 +65,12 @@ class OperationsDoor:
         return Response(200, b'{"status":"alive"}')
 
     async def readyz(self, request: Request) -> Response:
-        if self._ready():
-            return Response(200, b'{"status":"ready"}')
-        return Response(503, b'{"status":"not ready"}')
+        """Whether to send requests here. What is overdue is said along, by reason."""
+        problem = self._watchdog.problem() if self._ready() else "it is starting or stopping"
+        overdue = {reason: count for reason, count in self._watchdog.overdue.items() if count}
+        if problem is None:
+            return Response(200, _encode({"status": "ready", **({"overdue": overdue} if overdue else {})}))
+        return Response(503, _encode({"status": "not ready", "reason": problem, "overdue": overdue}))
 
     async def metrics(self, request: Request) -> Response:
         self._metrics_keys.check(request)

@@ -11,7 +11,7 @@ import msgspec
 
 from duetime.activity import STEP_SECONDS, Activity
 from duetime.doors import durable_schema as schema
-from duetime.doors.durable_values import shown_count, shown_instance, shown_point, unowned_of
+from duetime.doors.durable_values import overdue_of, shown_count, shown_instance, shown_point, unowned_of
 from duetime.model import HOUR_MS, MINUTE_MS, SECOND_MS, Status
 from duetime.service import Counted, Service
 from duetime.store import Filter, Place
@@ -77,6 +77,7 @@ class Overview:
                 activity=[shown_point(point) for point in activity.points],
                 forecast=forecast,
                 overdue=shown_count(overdue),
+                overdue_reasons=overdue_of(instances),
                 failures=failures,
                 instances=[shown_instance(instance) for instance in instances],
                 shards=self._shards,

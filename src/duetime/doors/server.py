@@ -6,18 +6,22 @@ import asyncio
 import socket
 from email.utils import formatdate
 
+from duetime.doors.admission import Admission
 from duetime.doors.connection import Application, Connection
 from duetime.errors import SettingsError
+from duetime.telemetry import Telemetry
 from duetime.writing import Sweep
 
 BACKLOG = 4096
 DRAIN_SECONDS_MAX = 5.0
 LOOK_SECONDS = 1.0
+CONNECTIONS_MAX = 10_000
 
 
 class Server:
-    def __init__(self, application: Application) -> None:
+    def __init__(self, application: Application, admission: Admission | None = None) -> None:
         self.application = application
+        self.admission = admission or Admission(CONNECTIONS_MAX, Telemetry())
         self.date = b""
         self.connections: set[Connection] = set()
         self.stopping = False
@@ -45,8 +49,10 @@ class Server:
         self.stopping = True
         self._wake.set()
 
-    def came(self, connection: Connection) -> None:
+    def came(self, connection: Connection, now: float) -> None:
         self.connections.add(connection)
+        if not self.stopping:
+            self.admission.admit(connection, now)
 
     def left(self, connection: Connection) -> None:
         self.connections.discard(connection)

@@ -102,6 +102,7 @@ class SessionDoor:
             return Response(204, headers=())
         if not self._keys.fits(asked.api_key.strip().encode()):
             raise Unauthorized("this is not the API key of this service")
+        request.sign_in()
         return Response(204, headers=(_set_cookie(self._sessions.begin(), SESSION_SECONDS),))
 
     async def sign_out(self, request: Request) -> Response:

@@ -16,9 +16,9 @@ from typing import Any, Never, TypeVar
 
 import msgspec
 
-from duetime.deliverers.egress import parse_url
 from duetime.deliverers.http import is_reserved
 from duetime.errors import InvalidInput
+from duetime.urls import parse_url
 
 T = TypeVar("T")
 

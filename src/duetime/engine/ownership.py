@@ -56,6 +56,9 @@ class Ownership:
         self._held: dict[int, int] = {}
         self._leaving: set[int] = set()
         self._suspect: set[int] = set()
+        self._free: frozenset[int] = frozenset()
+        self._unowned: frozenset[int] = frozenset()
+        self._tells = False
         self._trusted_until = 0.0
         self._serving = False  # until it is known that our clock is right
         self._next_wait_ms = 0.0
@@ -66,6 +69,14 @@ class Ownership:
         if self._clock.monotonic() >= self._trusted_until:
             return {}
         return {shard: version for shard, version in self._held.items() if shard not in self._leaving}
+
+    def shards(self) -> frozenset[int]:
+        """The shards that the store said are ours, trusted or not."""
+        return frozenset(self._held)
+
+    def unowned(self) -> frozenset[int]:
+        """The shards that have had no owner for two renewals, if it is up to this instance to tell."""
+        return self._unowned if self._tells else frozenset()
 
     def holds_all(self) -> bool:
         return len(self._held) == self._store.shards
@@ -110,6 +121,9 @@ class Ownership:
                 claimed = await self._store.claim(self.owner_id, claimable, self._lease_ms)
                 self._held |= claimed
                 self._suspect -= claimed.keys()
+        free = standing.free - self._held.keys()
+        self._free, self._unowned = free, free & self._free
+        self._tells = self.owner_id == min(standing.instances, default=self.owner_id)
         await self._move_out(self._held.keys() - wanted)
         self._telemetry.owned_shards(len(self._held))
         self._next_wait_ms = self._lease_ms / 3
@@ -124,6 +138,7 @@ class Ownership:
             clock_offset_ms=self.clock_offset_ms,
             serving=self._serving,
             fires=self._telemetry.fires(),
+            overdue=self._telemetry.overdue_now(),
         )
         sent, sent_at = self._clock.monotonic(), self._clock.now()
         standing = await self._store.renew(self.owner_id, self._lease_ms, about)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from duetime import lifecycle
 from duetime.clock import Clock
-from duetime.engine.alarm import Alarm
+from duetime.engine.destinations import slots_of
 from duetime.engine.ownership import Ownership
 from duetime.errors import StoreIndeterminate, StoreUnavailable
 from duetime.model import Outcome, Status, Timer
@@ -31,17 +31,19 @@ class Recorder:
         self,
         store: Store,
         ownership: Ownership,
-        alarm: Alarm,
+        nudge: Callable[[Timer], None],
         clock: Clock,
         telemetry: Telemetry,
         *,
+        freed: Callable[[], None],
         uniform: Uniform,
     ) -> None:
         self._store = store
         self._ownership = ownership
-        self._alarm = alarm
+        self._nudge = nudge
         self._clock = clock
         self._telemetry = telemetry
+        self._freed = freed
         self._uniform = uniform
         self._outcomes: list[tuple[Timer, Outcome, int, int]] = []
         self._changes: list[tuple[Timer, Timer]] = []
@@ -49,13 +51,35 @@ class Recorder:
         self.recorded = asyncio.Event()
         """Set whenever a batch has been dealt with."""
         self.under_way = 0
-        """Begun timers whose outcome has not been dealt with yet: what the instance has in flight."""
-        self._under_way: Counter[int] = Counter()  # the same by shard
+        """The slots of begun timers whose outcome has not been dealt with yet: what the instance has in flight."""
+        self.by_namespace: Counter[str] = Counter()
+        self._sizes: dict[str, float] = {}  # of namespaces with large payloads
+        self._under_way: Counter[int] = Counter()  # timers by shard
 
     def expect(self, timers: Sequence[Timer]) -> None:
         """These were begun: their outcomes will come."""
-        self.under_way += len(timers)
-        self._under_way.update(timer.shard for timer in timers)
+        for timer in timers:
+            slots = slots_of(timer)
+            if slots > 1 or self._sizes:
+                self._weigh(timer.namespace, slots)
+            self.under_way += slots
+            self.by_namespace[timer.namespace] += slots
+            self._under_way[timer.shard] += 1
+
+    def _weigh(self, namespace: str, slots: int) -> None:
+        size = max(slots, 0.9 * self._sizes.get(namespace, 1.0) + 0.1 * slots)
+        if size < 1.5:
+            self._sizes.pop(namespace, None)
+        else:
+            self._sizes[namespace] = size
+
+    def size(self, namespace: str) -> int:
+        """How many slots a timer of this namespace takes, as the large ones of late did."""
+        return round(self._sizes.get(namespace, 1.0))
+
+    @property
+    def size_max(self) -> int:
+        return round(max(self._sizes.values(), default=1.0))
 
     def expects(self, shard: int) -> bool:
         """Whether an outcome of this shard is yet to come or to be recorded."""
@@ -79,9 +103,15 @@ class Recorder:
             self._changes.append((timer, after))
 
     def _done(self, batch: list[tuple[Timer, Timer]]) -> None:
-        self.under_way -= len(batch)
-        self._under_way.subtract(before.shard for before, _ in batch)
+        for timer, _ in batch:
+            slots = slots_of(timer)
+            self.under_way -= slots
+            self.by_namespace[timer.namespace] -= slots
+            self._under_way[timer.shard] -= 1
+        for namespace in [name for name, slots in self.by_namespace.items() if not slots]:
+            del self.by_namespace[namespace]
         self.recorded.set()
+        self._freed()
 
     async def run_once(self) -> None:
         """Record what there is, at most one batch."""
@@ -112,7 +142,7 @@ class Recorder:
         self._telemetry.fenced(recorded.count(False))
         for (_, after), done in zip(batch, recorded, strict=True):
             if done and after.status is Status.PENDING:
-                self._alarm.nudge(after.fire_at)
+                self._nudge(after)
         self._done(batch)
 
     async def run(self) -> None:

@@ -56,6 +56,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     metrics_auth: str = "key"  # or "none"
     max_in_flight: int = 4096
     max_per_destination: int = 256
+    max_connections: int = 10_000
     max_request_bytes: int = 256 * KIB
     max_batch_bytes: int = 16 * MIB
     takeover: str = "deadline"  # or "now"
@@ -291,6 +292,13 @@ SETTINGS: tuple[Setting, ...] = (
         default="256",
         meaning="The most deliveries under way to one destination.",
         parse=value.number(1, 65536),
+    ),
+    Setting(
+        name="DUETIME_MAX_CONNECTIONS",
+        field="max_connections",
+        default="10000",
+        meaning="The most connections that clients may have open at one time; a low limit on open files lowers it.",
+        parse=value.number(16, 1_000_000),
     ),
     Setting(
         name="DUETIME_MAX_REQUEST_BYTES",

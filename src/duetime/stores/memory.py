@@ -17,8 +17,28 @@ from msgspec import Struct
 from duetime import lifecycle
 from duetime.clock import Clock
 from duetime.errors import StoreError
-from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer
-from duetime.store import UNNAMED, About, Begun, Filter, Hint, Instance, Order, Page, Place, Query, Sort, Standing
+from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer, destination_of
+from duetime.store import (
+    EVERYWHERE,
+    LANES_PAGE,
+    UNNAMED,
+    About,
+    Begun,
+    Filter,
+    Hint,
+    Instance,
+    Lane,
+    Lanes,
+    Order,
+    Overdue,
+    Page,
+    Place,
+    Portion,
+    Query,
+    Sort,
+    Standing,
+)
+from duetime.stores.dealing import deal
 
 
 class _Shard(Struct):
@@ -177,28 +197,113 @@ class MemoryStore:
     def on_hint(self, heard: Callable[[Hint], None]) -> None:
         pass
 
-    async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
+    async def begin(
+        self,
+        owner_id: bytes,
+        held: Mapping[int, int],
+        limit: int,
+        *,
+        lane_max: int | None = None,
+        wide: Mapping[int, int] = EVERYWHERE,
+    ) -> Begun:
+        now, ours, due, later = self._look(owner_id, held)
+        taken: Counter[int] = Counter()
+        chosen: list[Timer] = []
+        more = False
+        for timer in due:
+            if lane_max is not None and taken[timer.lane] >= wide.get(timer.lane, lane_max):
+                continue
+            if len(chosen) == limit:
+                more = True
+                break
+            taken[timer.lane] += 1
+            chosen.append(timer)
+        next_at = now if more else min((at for at, _ in later), default=None)
+        return Begun(self._begun(chosen, ours, now), next_at, frozenset(held.keys() - ours.keys()), more)
+
+    async def begin_lanes(
+        self, owner_id: bytes, held: Mapping[int, int], limit: int, portions: Sequence[Portion]
+    ) -> Begun:
+        now, ours, due, later = self._look(owner_id, held)
+        in_lanes = [[timer for timer in due if timer.lane == portion.lane] for portion in portions]
+        wishes = [(min(p.most, len(timers)), p.share) for p, timers in zip(portions, in_lanes, strict=True)]
+        counts = deal(limit, wishes)
+        chosen = [timer for timers, count in zip(in_lanes, counts, strict=True) for timer in timers[:count]]
+        left = {}
+        for portion, timers, count in zip(portions, in_lanes, counts, strict=True):
+            ahead = (
+                timer.fire_at
+                for _, timer in later
+                if timer.lane == portion.lane and timer.status is Status.PENDING and not self._paused(timer)
+            )
+            if (at := timers[count].fire_at if count < len(timers) else min(ahead, default=None)) is not None:
+                left[portion.lane] = at
+        begun = self._begun(sorted(chosen, key=lambda timer: timer.fire_at), ours, now)
+        next_at = min(left.values(), default=None)
+        return Begun(begun, next_at, frozenset(held.keys() - ours.keys()), False, left)
+
+    def _look(
+        self, owner_id: bytes, held: Mapping[int, int]
+    ) -> tuple[int, dict[int, int], list[Timer], list[tuple[int, Timer]]]:
+        """The time, the shards that are ours, what is due in them, oldest first, and what will be."""
         now = self._clock.now()
         ours = {shard: version for shard, version in held.items() if self._fences(owner_id, shard, version)}
-        due: list[tuple[int, Timer]] = []
+        due: list[Timer] = []
         later: list[tuple[int, Timer]] = []
         for timer in self._timers.values():
-            paused = self._namespaces[timer.namespace].paused
             if timer.shard not in ours or timer.status.final:
                 continue
             if timer.status is Status.PENDING:
                 if timer.fire_at > now:
                     later.append((timer.fire_at, timer))
-                elif not paused:
-                    due.append((timer.fire_at, timer))
-            elif timer.version != ours[timer.shard] and timer.deadline_at is not None and not paused:
-                (due if timer.deadline_at <= now else later).append((timer.deadline_at, timer))
-        due.sort(key=lambda entry: entry[1].fire_at)
-        begun = [lifecycle.begin(timer, now=now, version=ours[timer.shard]) for _, timer in due[:limit]]
+                elif not self._paused(timer):
+                    due.append(timer)
+            elif timer.version != ours[timer.shard] and timer.deadline_at is not None and not self._paused(timer):
+                if timer.deadline_at <= now:
+                    due.append(timer)
+                else:
+                    later.append((timer.deadline_at, timer))
+        due.sort(key=lambda timer: timer.fire_at)
+        return now, ours, due, later
+
+    def _paused(self, timer: Timer) -> bool:
+        return self._namespaces[timer.namespace].paused
+
+    def _begun(self, timers: Sequence[Timer], ours: Mapping[int, int], now: int) -> list[Timer]:
+        begun = [lifecycle.begin(timer, now=now, version=ours[timer.shard]) for timer in timers]
         for timer in begun:
             self._timers[timer.namespace, timer.id] = timer
-        next_at = now if len(due) > limit else min((at for at, _ in later), default=None)
-        return Begun(begun, next_at, frozenset(held.keys() - ours.keys()))
+        return begun
+
+    async def lanes(self, until: int, *, after: int = -1, limit: int = LANES_PAGE, due_max: int = 0) -> Lanes:
+        now = self._clock.now()
+        live = sorted((t for t in self._timers.values() if not t.status.final), key=lambda t: t.fire_at)
+        pending = [t for t in live if t.status is Status.PENDING]
+        first: dict[int, Timer] = {}
+        for timer in live:
+            if timer.deadline_at is None or timer.deadline_at <= now:
+                first.setdefault(timer.lane, timer)
+        some = sorted(lane for lane in first if lane > after)[:limit]
+        found = [
+            Lane(lane, timer.namespace, destination_of(timer.definition.target), timer.fire_at)
+            for lane in some
+            if (timer := first[lane]).fire_at <= until and not self._paused(timer)
+        ]
+        due = sum(timer.fire_at <= now for timer in pending)
+        return Lanes(found, min(due, due_max), some[-1] if len(some) == limit else None)
+
+    async def overdue(self, shards: Collection[int], before: int, most: int) -> list[Overdue]:
+        lanes: dict[int, list[Timer]] = {}
+        for timer in self._timers.values():
+            if timer.status is Status.PENDING and timer.fire_at < before and timer.shard in shards:
+                lanes.setdefault(timer.lane, []).append(timer)
+        return [
+            Overdue(
+                *(timers[0].namespace, destination_of(timers[0].definition.target), self._paused(timers[0])),
+                *(min(timer.fire_at for timer in timers), min(most, len(timers))),
+            )
+            for timers in lanes.values()
+        ]
 
     async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
         return [
@@ -230,7 +335,8 @@ class MemoryStore:
         return None if there is namespace else there
 
     async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
-        if self._namespaces.get(before.name) != before:
+        there = self._namespaces.get(before.name)
+        if there is None or there.revision != before.revision:
             return False
         self._namespaces[before.name] = after
         return True

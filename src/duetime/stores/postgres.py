@@ -16,7 +16,24 @@ import msgspec
 from duetime.clock import Clock
 from duetime.errors import SettingsError, StoreError, StoreIndeterminate, StoreUnavailable
 from duetime.model import DAY_MS, DEFAULT_NAMESPACE, Namespace, Status, Timer, timer_uuid
-from duetime.store import UNNAMED, About, Begun, Filter, Hint, Instance, Page, Place, Query, Standing
+from duetime.store import (
+    EVERYWHERE,
+    LANES_PAGE,
+    UNNAMED,
+    About,
+    Begun,
+    Filter,
+    Hint,
+    Instance,
+    Lane,
+    Lanes,
+    Overdue,
+    Page,
+    Place,
+    Portion,
+    Query,
+    Standing,
+)
 from duetime.stores import postgres_statements as sql
 from duetime.stores.gathering import Gathering
 from duetime.stores.orders import ORDERS
@@ -25,6 +42,7 @@ from duetime.stores.postgres_lists import FORECAST, count, find, page
 from duetime.stores.postgres_pool import Connection, PostgresPool, Refused
 from duetime.stores.postgres_rows import encode, end, fixed, new, state, timer_of
 from duetime.stores.postgres_schema import MIGRATIONS, SCHEMA, slice_statements, slice_width_ms
+from duetime.stores.targets import destination_in
 
 log = logging.getLogger(__name__)
 
@@ -218,13 +236,51 @@ class PostgresStore:
     def on_hint(self, heard: Callable[[Hint], None]) -> None:
         self._hints.heard = heard
 
-    async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
+    async def begin(
+        self,
+        owner_id: bytes,
+        held: Mapping[int, int],
+        limit: int,
+        *,
+        lane_max: int | None = None,
+        wide: Mapping[int, int] = EVERYWHERE,
+    ) -> Begun:
+        named = encode(wide).decode()
+        look, begun, refused = await self._begin(sql.BEGIN, owner_id, held, limit, lane_max, named)
+        now, number, next_at = (look[name] for name in ("now", "number", "next_at"))
+        more = len(begun) != number
+        return Begun(begun, now if more else next_at, refused, more)
+
+    async def begin_lanes(
+        self, owner_id: bytes, held: Mapping[int, int], limit: int, portions: Sequence[Portion]
+    ) -> Begun:
+        lanes, mosts, shares = zip(*((p.lane, p.most, p.share) for p in portions), strict=True)
+        look, begun, refused = await self._begin(sql.BEGIN_LANES, owner_id, held, limit, lanes, mosts, shares)
+        left = dict(zip(look["lanes"], look["lanes_at"], strict=True))
+        return Begun(begun, min(left.values(), default=None), refused, False, left)
+
+    async def _begin(
+        self, statement: str, owner_id: bytes, held: Mapping[int, int], limit: int, *rest: object
+    ) -> tuple[Any, list[Timer], frozenset[int]]:
         versions = [held.get(shard, NOT_HELD) for shard in range(self.shards)]
-        look, *rows = await self._pool.write(sql.BEGIN, owner_id, versions, limit, self._now(), self._takeover_now)
-        now, number, still, next_at = (look[name] for name in ("now", "number", "versions", "next_at"))
-        begun = [timer_of(row) for row in rows]
-        refused = frozenset(shard for shard in held if still[shard] == NOT_HELD)
-        return Begun(begun, next_at if len(begun) == number else now, refused)
+        look, *rows = await self._pool.write(
+            statement, *(owner_id, versions, limit, self._now(), self._takeover_now), *rest
+        )
+        refused = frozenset(shard for shard in held if look["versions"][shard] == NOT_HELD)
+        return look, [timer_of(row) for row in rows], refused
+
+    async def lanes(self, until: int, *, after: int = -1, limit: int = LANES_PAGE, due_max: int = 0) -> Lanes:
+        *rows, last = await self._pool.read(sql.LANES, *(self._now(), until, after, limit, due_max, self._takeover_now))
+        found = [Lane(lane, namespace, destination_in(head), at) for lane, namespace, head, at in rows]
+        return Lanes(found, last["fire_at"], last["lane"])
+
+    async def overdue(self, shards: Collection[int], before: int, most: int) -> list[Overdue]:
+        return [
+            Overdue(namespace, destination_in(head), paused, oldest_at, timers)
+            for namespace, head, paused, oldest_at, timers in await self._pool.read(
+                sql.OVERDUE, list(shards), before, most
+            )
+        ]
 
     async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
         uuids = [before.uuid for before, _ in changes]
@@ -276,15 +332,23 @@ class PostgresStore:
         return [_namespace(definition) for (definition,) in rows]
 
     async def put_namespace(self, namespace: Namespace) -> Namespace | None:
-        statement = "INSERT INTO namespaces VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING name"
-        if await self._pool.write(statement, namespace.name, namespace.paused, encode(namespace)):
+        statement = (
+            "INSERT INTO namespaces (name, paused, definition, revision) VALUES ($1, $2, $3, $4) "
+            "ON CONFLICT DO NOTHING RETURNING name"
+        )
+        values = namespace.name, namespace.paused, encode(namespace), namespace.revision
+        if await self._pool.write(statement, *values):
             return None
         [(definition,)] = await self._pool.read("SELECT definition FROM namespaces WHERE name = $1", namespace.name)
         return _namespace(definition)
 
     async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
-        statement = "UPDATE namespaces SET paused = $3, definition = $4 WHERE name = $1 AND definition = $2 RETURNING 1"
-        return bool(await self._pool.write(statement, before.name, encode(before), after.paused, encode(after)))
+        statement = (
+            "UPDATE namespaces SET paused = $3, definition = $4, revision = $5 "
+            "WHERE name = $1 AND revision = $2 RETURNING 1"
+        )
+        values = after.paused, encode(after), after.revision
+        return bool(await self._pool.write(statement, before.name, before.revision, *values))
 
     # The schema, and the slices of history.
 
@@ -314,7 +378,10 @@ class PostgresStore:
                 now = await self._store_now(connection)
                 default = Namespace(name=DEFAULT_NAMESPACE, shards=self.shards, created_at=now)
                 await connection.execute(
-                    "INSERT INTO namespaces VALUES ($1, $2, $3)", default.name, default.paused, encode(default)
+                    "INSERT INTO namespaces (name, paused, definition) VALUES ($1, $2, $3)",
+                    default.name,
+                    default.paused,
+                    encode(default),
                 )
             elif shards != self.shards:
                 raise SettingsError(

@@ -11,7 +11,6 @@ from typing import Any
 from duetime.model import Status, timer_uuid
 from duetime.store import Filter, Order, Place, Query, Sort
 from duetime.stores.orders import FIRST, ORDERS
-from duetime.stores.parking import PARKED, PARKED_IN
 from duetime.stores.postgres_rows import TIMER
 from duetime.stores.postgres_statements import now
 
@@ -69,7 +68,7 @@ def page(
     order = f"{column} {way}" if filter.order is Order.NEWEST else f"{column} {way}, seq {way}"
     size = f"LIMIT {arguments.add(limit + 1)}::bigint"
     selects = _selects(filter, f"{TIMER}, seq", conditions, f"ORDER BY {order} {size}")
-    return _parked_in(filter, arguments) + _merged(selects, order, size), arguments
+    return _merged(selects, order, size), arguments
 
 
 def count(filter: Filter, most: int, at: int | None, namespaces: Collection[str] = ()) -> Statement:
@@ -81,49 +80,32 @@ def count(filter: Filter, most: int, at: int | None, namespaces: Collection[str]
     size = f"LIMIT {arguments.add(most)}::bigint"
     union = " UNION ALL ".join(f"({select})" for select in _selects(filter, "1", conditions, f"{order} {size}"))
     counted = f"SELECT count(*) FROM (SELECT FROM ({union}) AS each {size}) AS counted"
-    return _parked_in(filter, arguments) + counted, arguments
+    return counted, arguments
 
 
 def _selects(filter: Filter, what: str, conditions: str, rest: str) -> list[str]:
     """What to ask each table. Where the index is by namespace, what is asked of all is asked of each."""
     selects = []
     for table in _tables(filter.status):
-        if filter.order in (Order.DUE, Order.DEADLINE):
-            selects.append(f"SELECT {what} FROM timers WHERE parked = '' AND {conditions} {rest}")
-        elif _by_namespace(filter) and filter.namespace is None:
+        if _by_namespace(filter) and filter.namespace is None:
             selects.append(
                 _of_each("namespaces", f"SELECT {what} FROM {table} WHERE namespace = name AND {conditions} {rest}")
             )
         else:
             selects.append(f"SELECT {what} FROM {table} WHERE {conditions} {rest}")
-    if filter.order is Order.DUE:
-        selects.append(_of_each("parked_in", f"SELECT {what} FROM timers WHERE {PARKED} name AND {conditions} {rest}"))
     return selects
-
-
-def _parked_in(filter: Filter, arguments: _Arguments) -> str:
-    """Before a statement, the namespaces that it looks for parked timers in."""
-    if filter.order is not Order.DUE:
-        return ""
-    if filter.namespace is None:
-        return f"WITH RECURSIVE {PARKED_IN} "
-    return f"WITH parked_in AS (SELECT {arguments.add(filter.namespace)}::text AS name) "
 
 
 def _of_each(names: str, select: str) -> str:
     return f"SELECT each.* FROM {names} CROSS JOIN LATERAL ({select}) AS each"
 
 
-_SPAN = "fire_at >= starts_at AND fire_at < ends_at"
-_DUE = f"SELECT FROM timers WHERE parked = '' AND {_SPAN}"
-_PARKED = _of_each("parked_in", f"SELECT FROM timers WHERE {PARKED} name AND {_SPAN} LIMIT $3")
+_DUE = "SELECT FROM timers WHERE fire_at >= starts_at AND fire_at < ends_at"
 
-# $1, $2: from when and up to when, $3: most, $4: now. What is not due yet is neither executing nor parked: there,
-# the index says it all.
+# $1, $2: from when and up to when, $3: most, $4: now. What is not due yet is not executing: the index says it all.
 FORECAST = f"""
-    WITH RECURSIVE {PARKED_IN}
     SELECT CASE WHEN starts_at > {now("$4")} THEN (SELECT count(*) FROM ({_DUE} LIMIT $3) AS due)
-        ELSE (SELECT count(*) FROM ({_DUE} AND status = 'pending' UNION ALL {_PARKED} LIMIT $3) AS due) END
+        ELSE (SELECT count(*) FROM ({_DUE} AND status = 'pending' LIMIT $3) AS due) END
     FROM unnest($1::bigint[], $2::bigint[]) WITH ORDINALITY AS spans (starts_at, ends_at, place) ORDER BY place
 """
 

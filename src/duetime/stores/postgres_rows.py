@@ -14,7 +14,10 @@ _definition = msgspec.json.Decoder(Definition).decode
 _attempts = msgspec.json.Decoder(tuple[Attempt, ...]).decode
 _statuses = {status.value: status for status in Status}
 
-FIXED = ("uuid", "namespace", "id", "shard", "definition", "timeout_ms", "fingerprint", "correlation_id", "created_at")
+FIXED = (
+    *("uuid", "namespace", "id", "shard", "lane", "definition", "timeout_ms", "fingerprint", "correlation_id"),
+    "created_at",
+)
 """What is written once."""
 STATE = (
     *("updated_at", "revision", "firing", "execute_at", "fire_at", "status", "attempt", "failures", "lost"),
@@ -55,7 +58,7 @@ def end(timer: Timer) -> tuple[Any, ...]:
 
 
 # What is before and behind the definition and its timeout, which are made; the attempts, too, stand last everywhere.
-_identity, _request = attrgetter(*FIXED[:4]), attrgetter(*FIXED[6:])
+_identity, _request = attrgetter(*FIXED[:5]), attrgetter(*FIXED[7:])
 _state, _end = attrgetter(*STATE[:-1]), attrgetter(*END[:-1])
 
 

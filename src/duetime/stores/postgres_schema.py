@@ -3,10 +3,12 @@
 A live timer is a row of ``timers``, a final one a row of ``history``: so the table that is looked at for every firing
 stays as small as what is pending, and history is dropped a slice of time at a time instead of being vacuumed.
 
-- No index of ``timers`` has a column that begins and retries change, other than ``fire_at`` (and ``parked``, of the
-  few that are): a begin is a HOT update, which costs no index entry and is cleaned up without a vacuum. That is why
-  ``status`` is in no index, not even as a condition of one.
-- ``timers_due`` leaves out what paused namespaces hold back, which is in ``timers_parked``.
+- No index of ``timers`` has a column that begins and retries change, other than ``fire_at``: a begin is a HOT update,
+  which costs no index entry and is cleaned up without a vacuum. That is why ``status`` is in no index, not even as a
+  condition of one.
+- ``timers_lane`` has the timers by lane, so that a look can pass over lanes that are held back (docs/decisions/0023).
+  It has ``fire_at + 0``, so that no statement about a lane can go by ``timers_due``, and no other by this one: where
+  nearly all timers are in one lane, the planner would take one for as good as the other.
 - The order of creation is an index by namespace, and a page over all namespaces is merged from a page of each.
 - ``slices`` names the partitions of ``history``; a row belongs to the slice in which the store wrote it.
 - ``tallies`` holds exact counts, each spread over a few rows so that writers do not wait for one another.
@@ -15,6 +17,7 @@ stays as small as what is pending, and history is dropped a slice of time at a t
 from __future__ import annotations
 
 from duetime.model import DAY_MS
+from duetime.stores.targets import HTTP
 
 SCHEMA = "duetime"
 
@@ -43,6 +46,13 @@ _COLUMNS = """
         deadline_at    bigint,
         version        bigint NOT NULL,
         attempts       text NOT NULL
+"""
+
+_ORIGIN = f"lower(substring(definition FROM '{HTTP}([A-Za-z]+://[^/?#\"]*)'))"
+_DESTINATION = f"""
+    CASE WHEN {_ORIGIN} IS NULL THEN 'nats'
+    WHEN {_ORIGIN} ~ ':[0-9]+$' THEN {_ORIGIN}
+    ELSE {_ORIGIN} || CASE WHEN {_ORIGIN} LIKE 'https:%' THEN ':443' ELSE ':80' END END
 """
 
 MIGRATIONS: tuple[str, ...] = (
@@ -149,6 +159,31 @@ MIGRATIONS: tuple[str, ...] = (
     DROP INDEX timers_due;
     CREATE INDEX timers_due ON timers (fire_at, seq) WHERE parked = '';
     CREATE INDEX timers_parked ON timers (parked, fire_at, seq) WHERE parked > '';
+    """,
+    # Lanes take the place of parking: what is held back is passed over, and never written (docs/decisions/0023). The
+    # lane of an old row is that of ``model.lane_of``, but for hosts in a spelling that is not canonical.
+    f"""
+    DROP INDEX timers_due;
+    DROP INDEX timers_parked;
+    ALTER TABLE timers DROP COLUMN parked;
+    ALTER TABLE timers ADD COLUMN lane bigint NOT NULL DEFAULT 0;
+    ALTER TABLE history ADD COLUMN lane bigint NOT NULL DEFAULT 0;
+    UPDATE timers SET lane = ('x' || left(md5(namespace || ' ' || {_DESTINATION}), 15))::bit(60)::bigint;
+    CREATE INDEX timers_due ON timers (fire_at, seq);
+    CREATE INDEX timers_lane ON timers (lane, (fire_at + 0), (seq + 0));
+    DROP TYPE new_row, whole_row;
+    CREATE TYPE new_row AS (
+        uuid bytea, namespace text, id text, shard int, lane bigint, definition text, timeout_ms bigint,
+        fingerprint text, correlation_id text, created_at bigint, revision bigint, execute_at bigint
+    );
+    CREATE TYPE whole_row AS (
+        uuid bytea, namespace text, id text, shard int, lane bigint, definition text, timeout_ms bigint,
+        fingerprint text, correlation_id text, created_at bigint,
+        updated_at bigint, revision bigint, firing bigint, execute_at bigint, fire_at bigint, status text, attempt int,
+        failures int, lost int, last_error text, started_at bigint, executed_at bigint, deadline_at bigint,
+        version bigint, attempts text
+    );
+    ALTER TABLE namespaces ADD COLUMN revision bigint NOT NULL DEFAULT 0;
     """,
 )
 

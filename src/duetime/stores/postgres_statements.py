@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from duetime.lifecycle import ATTEMPT_GRACE_MS
-from duetime.stores.parking import PARK_MAX, PARKED, PARKED_IN, RESUMED_MAX
+from duetime.store import LANES_PAGE
 from duetime.stores.postgres_rows import END, FIRST, FIXED, NEW, STATE, TIMER
+from duetime.stores.targets import HEAD_CHARS
 
 BEGIN_MAX = 1_000
 BEGIN_BYTES_MAX = 1 << 18
@@ -97,6 +98,9 @@ SWAPS = {
     for becomes in (False, True, None)
 }
 
+REACH = BEGIN_MAX
+"""How many due timers a look reads, whatever its limit: some may be held back."""
+
 _CANDIDATE = (
     "ctid AS at, shard, revision, status, fire_at, seq, octet_length(definition) + octet_length(attempts) AS bytes"
 )
@@ -106,77 +110,25 @@ _LOST = f"version <> {_HELD} AND (deadline_at <= (SELECT now FROM clock) OR $5)"
 _PAUSED = "namespace IN (SELECT name FROM paused)"
 
 # $1: owner, $2: held version of each shard or -1, $3: limit, $4: now, $5: whether lost attempts wait for no deadline.
-BEGIN = f"""
-    WITH RECURSIVE clock AS MATERIALIZED (SELECT {now("$4")} AS now),
+_LOOK = f"""
+    clock AS MATERIALIZED (SELECT {now("$4")} AS now),
     held AS MATERIALIZED (
         SELECT array_agg(CASE WHEN owner_id = $1 AND version = ($2::bigint[])[shard + 1] THEN version ELSE -1 END
                          ORDER BY shard) AS versions
         FROM shards
     ),
-    paused AS MATERIALIZED (SELECT name FROM namespaces WHERE paused),
-    reach AS MATERIALIZED (  -- further than it is asked to only past what it will park
-        SELECT least($3, {BEGIN_MAX}) + CASE WHEN EXISTS (SELECT FROM paused) AND (
-            SELECT bool_or(paused) FROM (
-                SELECT {_PAUSED} AS paused FROM timers WHERE {_DUE} AND status = 'pending' AND parked = ''
-                ORDER BY fire_at, seq LIMIT {BEGIN_MAX}
-            ) AS first
-        ) THEN {PARK_MAX} ELSE 0 END AS timers
-    ),
-    met AS MATERIALIZED (
-        SELECT * FROM (
-            SELECT {_CANDIDATE}, {_PAUSED} AS paused
-            FROM timers WHERE {_DUE} AND (status = 'pending' OR {_LOST} AND NOT {_PAUSED}) AND parked = ''
-            ORDER BY fire_at, seq LIMIT {BEGIN_MAX + PARK_MAX}
-        ) AS reachable LIMIT (SELECT timers FROM reach)
-    ),
-    {PARKED_IN},
-    resumed AS MATERIALIZED (
-        SELECT name FROM parked_in CROSS JOIN LATERAL (
-            SELECT fire_at FROM timers WHERE {PARKED} name AND {_DUE} ORDER BY fire_at, seq LIMIT 1
-        ) AS first
-        WHERE name NOT IN (SELECT name FROM paused) ORDER BY fire_at LIMIT {RESUMED_MAX}
-    ),
-    oldest AS MATERIALIZED (
-        (SELECT * FROM met WHERE NOT paused LIMIT $3)
-        UNION ALL
-        SELECT each.*, false FROM resumed CROSS JOIN LATERAL (
-            SELECT {_CANDIDATE} FROM timers WHERE {PARKED} name AND {_DUE} AND (status = 'pending' OR {_LOST})
-            ORDER BY fire_at, seq LIMIT {BEGIN_MAX}
-        ) AS each
-    ),
-    due AS MATERIALIZED (
-        SELECT * FROM (
-            SELECT *, row_number() OVER oldest_first AS place, sum(bytes) OVER oldest_first - bytes AS bytes_before
-            FROM oldest WINDOW oldest_first AS (ORDER BY fire_at, seq ROWS UNBOUNDED PRECEDING)
-        ) AS counted WHERE bytes_before < {BEGIN_BYTES_MAX} AND place <= least($3, {BEGIN_MAX})
-    ),
-    next AS MATERIALIZED (  -- of interest only when that is everything, so it never walks through a backlog
-        SELECT number, CASE WHEN number IS NOT NULL THEN least(
-            (SELECT fire_at FROM timers
-             WHERE fire_at > (SELECT now FROM clock) AND {_HELD} >= 0 AND parked = ''
-             ORDER BY fire_at LIMIT 1),
-            (SELECT min(deadline_at) FROM timers
-             WHERE {_DUE} AND deadline_at > (SELECT now FROM clock) AND status = 'executing'
-             AND version <> {_HELD} AND NOT $5 AND parked = '' AND NOT {_PAUSED})
-        ) END AS at
-        FROM (
-            SELECT CASE WHEN count(*) < least($3, {BEGIN_MAX})
-                AND (SELECT count(*) FROM met) < (SELECT timers FROM reach)
-                AND (SELECT count(*) FROM resumed) < {RESUMED_MAX} THEN count(*) END AS number
-            FROM oldest
-        ) AS everything
-    ),
+    paused AS MATERIALIZED (SELECT name FROM namespaces WHERE paused)
+"""
+
+
+def _begun(said: str) -> str:
+    """Begins ``due`` and returns it, behind one row of what is true of the whole look."""
+    return f"""
     fence AS MATERIALIZED (
         SELECT shard FROM shards
-        WHERE shard = ANY (ARRAY(SELECT shard FROM due UNION SELECT shard FROM met WHERE paused))
+        WHERE shard = ANY (ARRAY(SELECT shard FROM due))
         AND owner_id = $1 AND version = ($2::bigint[])[shard + 1]
         ORDER BY shard FOR SHARE
-    ),
-    put_aside AS (
-        UPDATE timers SET parked = namespace FROM met
-        WHERE timers.ctid = met.at AND timers.revision = met.revision AND met.paused AND met.status = 'pending'
-        AND met.shard = ANY (ARRAY(SELECT shard FROM fence))
-        RETURNING 1
     ),
     begun AS (
         UPDATE timers SET
@@ -187,22 +139,151 @@ BEGIN = f"""
             deadline_at = clock.now + timers.timeout_ms + {ATTEMPT_GRACE_MS},
             version = ($2::bigint[])[due.shard + 1],
             updated_at = clock.now,
-            revision = timers.revision + 1,
-            parked = ''
+            revision = timers.revision + 1
         FROM clock, due
         WHERE timers.ctid = due.at AND timers.revision = due.revision
         AND due.shard = ANY (ARRAY(SELECT shard FROM fence))  -- a join would be planned as if one timer were due
-        AND (SELECT count(*) FROM put_aside) >= 0
         RETURNING {", ".join(f"timers.{name}" for name in TIMER.split(", "))}, timers.seq, due.status AS status_before
     ), {
-    _counted('''
+        _counted('''
         SELECT namespace, status_before AS status, 0 AS slice, -1 AS change FROM begun
         UNION ALL SELECT namespace, 'executing', 0, 1 FROM begun
     ''')
-}
+    }
     SELECT * FROM begun
-    FULL JOIN (SELECT clock.now, held.versions, next.number, next.at AS next_at FROM clock, held, next) AS look ON false
+    FULL JOIN ({said}) AS look ON false
     ORDER BY begun.fire_at NULLS FIRST, begun.seq  -- what is true of the whole look comes once, in a row of its own
+"""
+
+
+# $6: how many of a lane at most, $7: the lanes with a limit of their own, as a JSON object.
+BEGIN = f"""
+    WITH {_LOOK},
+    met AS MATERIALIZED (
+        SELECT * FROM (
+            SELECT {_CANDIDATE}, lane, {_PAUSED} AS paused
+            FROM timers WHERE {_DUE} AND (status = 'pending' OR {_LOST} AND NOT {_PAUSED})
+            ORDER BY fire_at, seq LIMIT {REACH}
+        ) AS reachable
+    ),
+    open AS MATERIALIZED (
+        SELECT * FROM (
+            SELECT *, row_number() OVER (PARTITION BY lane ORDER BY fire_at, seq) AS in_lane FROM met WHERE NOT paused
+        ) AS ranked
+        WHERE $6::int IS NULL OR in_lane <= coalesce(($7::jsonb ->> lane::text)::int, $6)
+    ),
+    due AS MATERIALIZED (
+        SELECT * FROM (
+            SELECT *, row_number() OVER oldest_first AS place, sum(bytes) OVER oldest_first - bytes AS bytes_before
+            FROM open WINDOW oldest_first AS (ORDER BY fire_at, seq ROWS UNBOUNDED PRECEDING)
+        ) AS counted WHERE bytes_before < {BEGIN_BYTES_MAX} AND place <= least($3, {BEGIN_MAX})
+    ),
+    next AS MATERIALIZED (  -- of interest only when that is everything, so it never walks through a backlog
+        SELECT number, CASE WHEN number IS NOT NULL THEN least(
+            (SELECT fire_at FROM timers
+             WHERE fire_at > (SELECT now FROM clock) AND {_HELD} >= 0
+             ORDER BY fire_at LIMIT 1),
+            (SELECT min(deadline_at) FROM timers
+             WHERE {_DUE} AND deadline_at > (SELECT now FROM clock) AND status = 'executing'
+             AND version <> {_HELD} AND NOT $5 AND NOT {_PAUSED})
+        ) END AS at
+        FROM (
+            SELECT CASE WHEN (SELECT count(*) FROM due) = (SELECT count(*) FROM open)
+                AND (SELECT count(*) FROM met) < {REACH} THEN (SELECT count(*) FROM due) END AS number
+        ) AS everything
+    ),
+    {_begun("SELECT clock.now, held.versions, next.number, next.at AS next_at FROM clock, held, next")}
+"""
+
+# What stands in the index by lane, word for word (``postgres_schema``).
+_LANE_AT, _LANE_ORDER = "fire_at + 0", "fire_at + 0, seq + 0"
+_IN_LANE = f"lane = asked.lane AND {_HELD} >= 0"
+
+# $6: lanes, $7: how many of each at most, $8: their shares.
+BEGIN_LANES = f"""
+    WITH {_LOOK},
+    asked AS MATERIALIZED (
+        SELECT asked.* FROM unnest($6::bigint[], $7::int[], $8::float8[]) AS asked (lane, most, share)
+        CROSS JOIN LATERAL (
+            SELECT {_PAUSED} AS paused FROM timers WHERE timers.lane = asked.lane ORDER BY {_LANE_ORDER} LIMIT 1
+        ) AS first
+        WHERE NOT paused
+    ),
+    met AS MATERIALIZED (
+        SELECT asked.lane, asked.most, asked.share, each.* FROM asked CROSS JOIN LATERAL (
+            SELECT {_CANDIDATE}, row_number() OVER (ORDER BY {_LANE_ORDER}) AS in_lane
+            FROM timers WHERE {_IN_LANE} AND {_LANE_AT} <= (SELECT now FROM clock)
+            AND (status = 'pending' OR {_LOST}) AND NOT {_PAUSED}
+            ORDER BY {_LANE_ORDER} LIMIT asked.most + 1
+        ) AS each
+    ),
+    dealt AS MATERIALIZED (
+        SELECT *, in_lane <= most AND bytes_before < {BEGIN_BYTES_MAX} AND place <= least($3, {BEGIN_MAX}) AS chosen
+        FROM (
+            SELECT *, row_number() OVER by_share AS place, sum(bytes) OVER by_share - bytes AS bytes_before FROM met
+            WINDOW by_share AS (ORDER BY in_lane > most, in_lane / share, fire_at, seq ROWS UNBOUNDED PRECEDING)
+        ) AS counted
+    ),
+    due AS MATERIALIZED (SELECT * FROM dealt WHERE chosen),
+    behind AS MATERIALIZED (SELECT lane, min(fire_at) AS fire_at FROM dealt WHERE NOT chosen GROUP BY lane),
+    left_over AS MATERIALIZED (
+        SELECT asked.lane, coalesce(
+            behind.fire_at,
+            (SELECT fire_at FROM timers WHERE {_IN_LANE} AND {_LANE_AT} > (SELECT now FROM clock)
+             ORDER BY {_LANE_ORDER} LIMIT 1)
+        ) AS fire_at FROM asked LEFT JOIN behind ON behind.lane = asked.lane
+    ),
+    {
+    _begun(
+        "SELECT clock.now, held.versions, ARRAY(SELECT lane FROM left_over WHERE fire_at IS NOT NULL) AS lanes, "
+        "ARRAY(SELECT fire_at FROM left_over WHERE fire_at IS NOT NULL) AS lanes_at FROM clock, held"
+    )
+}
+"""
+
+_ALL_LANES = """
+    each_lane AS (
+        (SELECT lane FROM timers WHERE lane > {after} ORDER BY lane LIMIT 1)
+        UNION ALL
+        SELECT (SELECT lane FROM timers WHERE lane > each_lane.lane ORDER BY lane LIMIT 1)
+        FROM each_lane WHERE lane IS NOT NULL
+    )
+"""
+_HEAD = f"left(definition, {HEAD_CHARS}) AS head"
+_OLDER = "version <> (SELECT version FROM shards WHERE shards.shard = timers.shard)"
+
+# $1: now, $2: until, $3: after which lane, $4: how many lanes, $5: how many due to count, $6: whether lost attempts
+# wait for no deadline. The last row is about all.
+LANES = f"""
+    WITH RECURSIVE clock AS MATERIALIZED (SELECT {now("$1")} AS now), {_ALL_LANES.format(after="$3")},
+    paged AS MATERIALIZED (SELECT lane FROM each_lane WHERE lane IS NOT NULL LIMIT $4)
+    SELECT paged.lane, namespace, {_HEAD}, fire_at FROM paged CROSS JOIN LATERAL (
+        SELECT namespace, definition, fire_at FROM timers
+        WHERE lane = paged.lane AND {_LANE_AT} <= $2
+        AND (status = 'pending' OR deadline_at <= (SELECT now FROM clock) OR $6 AND {_OLDER})  -- one that may be lost
+        ORDER BY {_LANE_ORDER} LIMIT 1
+    ) AS first
+    WHERE namespace NOT IN (SELECT name FROM namespaces WHERE paused)
+    UNION ALL
+    SELECT CASE WHEN count(*) = $4 THEN max(lane) END, NULL, NULL, (SELECT count(*) FROM (
+        SELECT FROM timers WHERE fire_at <= (SELECT now FROM clock) AND status = 'pending' LIMIT $5
+    ) AS due) FROM paged
+"""
+
+# $1: shards, $2: before, $3: how many of a lane to count.
+OVERDUE = f"""
+    WITH RECURSIVE {_ALL_LANES.format(after="-1")}
+    SELECT namespace, {_HEAD}, namespace IN (SELECT name FROM namespaces WHERE paused) AS paused, fire_at,
+        (SELECT count(*) FROM (
+            SELECT FROM timers
+            WHERE lane = each_lane.lane AND {_LANE_AT} < $2 AND status = 'pending' AND shard = ANY ($1)
+            ORDER BY {_LANE_ORDER} LIMIT $3
+        ) AS all_of_it) AS timers
+    FROM (SELECT lane FROM each_lane LIMIT {LANES_PAGE}) AS each_lane CROSS JOIN LATERAL (
+        SELECT namespace, definition, fire_at FROM timers
+        WHERE lane = each_lane.lane AND {_LANE_AT} < $2 AND status = 'pending' AND shard = ANY ($1)
+        ORDER BY {_LANE_ORDER} LIMIT 1
+    ) AS first
 """
 
 _ENDED = (

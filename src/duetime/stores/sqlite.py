@@ -14,16 +14,40 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from duetime.clock import Clock
 from duetime.errors import SettingsError, StoreError
-from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer, timer_uuid
-from duetime.store import UNNAMED, About, Begun, Filter, Hint, Instance, Page, Place, Query, Standing
+from duetime.model import (
+    DEFAULT_NAMESPACE,
+    Namespace,
+    Status,
+    Timer,
+    lane_of,
+    timer_uuid,
+)
+from duetime.store import (
+    EVERYWHERE,
+    LANES_PAGE,
+    UNNAMED,
+    About,
+    Begun,
+    Filter,
+    Hint,
+    Instance,
+    Lanes,
+    Overdue,
+    Page,
+    Place,
+    Portion,
+    Query,
+    Standing,
+)
+from duetime.stores import sqlite_due as due
 from duetime.stores import sqlite_lists as lists
-from duetime.stores.sqlite_due import Look
+from duetime.stores.sqlite_due import Found, Look
 from duetime.stores.sqlite_file import SqliteFile
 from duetime.stores.sqlite_rows import (
     STATE,
@@ -38,8 +62,18 @@ from duetime.stores.sqlite_rows import (
     update_rows,
 )
 from duetime.stores.sqlite_schema import MIGRATIONS
+from duetime.stores.targets import destination_in
 
 Tally = Counter[tuple[str, Status]]
+Find = Callable[[Look], tuple[Found, dict[int, int], int | None]]
+"""Which timers a look begins, what it leaves in the lanes that it was asked about, and when to look again."""
+
+
+class Begin(NamedTuple):
+    owner_id: bytes
+    held: Mapping[int, int]
+    limit: int
+    find: Find
 
 
 class SqliteStore:
@@ -91,7 +125,7 @@ class SqliteStore:
         return await self._file.read(lambda c: lists.count(c, filter, most, [n.name for n in _namespaces(c)]))
 
     async def forecast(self, bounds: Sequence[int], most: int) -> list[int]:
-        return await self._file.read(lambda c: lists.forecast(c, bounds, most, self._clock.now()))
+        return await self._file.read(lambda c: lists.forecast(c, bounds, most))
 
     async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Standing:
         return await self._file.write(self._renew, (owner_id, lease_ms, about))
@@ -114,8 +148,35 @@ class SqliteStore:
     def on_hint(self, heard: Callable[[Hint], None]) -> None:
         pass
 
-    async def begin(self, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
-        return await self._file.write(self._begin, (owner_id, held, limit))
+    async def begin(
+        self,
+        owner_id: bytes,
+        held: Mapping[int, int],
+        limit: int,
+        *,
+        lane_max: int | None = None,
+        wide: Mapping[int, int] = EVERYWHERE,
+    ) -> Begun:
+        def find(look: Look) -> tuple[Found, dict[int, int], int | None]:
+            return look.due(lane_max, wide), {}, look.next_at()
+
+        return await self._file.write(self._begin, Begin(owner_id, held, limit, find))
+
+    async def begin_lanes(
+        self, owner_id: bytes, held: Mapping[int, int], limit: int, portions: Sequence[Portion]
+    ) -> Begun:
+        def find(look: Look) -> tuple[Found, dict[int, int], int | None]:
+            found, left = look.due_in(portions)
+            return found, left, min(left.values(), default=None)
+
+        return await self._file.write(self._begin, Begin(owner_id, held, limit, find))
+
+    async def lanes(self, until: int, *, after: int = -1, limit: int = LANES_PAGE, due_max: int = 0) -> Lanes:
+        return await self._file.read(lambda c: due.lanes(c, self._clock.now(), until, after, limit, due_max))
+
+    async def overdue(self, shards: Collection[int], before: int, most: int) -> list[Overdue]:
+        some = None if len(shards) == self.shards else shards
+        return await self._file.read(lambda c: due.overdue(c, some, before, most))
 
     async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
         return await self._file.write(self._record, (owner_id, changes))
@@ -177,10 +238,10 @@ class SqliteStore:
         if after is None:
             connection.execute(f"DELETE FROM timers {where}", (before.uuid, before.revision))
         else:
-            changes = ("definition", "timeout_ms", "fingerprint", "correlation_id", "created_at", *STATE)
-            values = (encode(after.definition).decode(), after.definition.timeout_ms, after.fingerprint)
+            changes = ("lane", "definition", "timeout_ms", "fingerprint", "correlation_id", "created_at", *STATE)
+            values = (after.lane, encode(after.definition).decode(), after.definition.timeout_ms, after.fingerprint)
             connection.execute(
-                f"UPDATE timers SET {', '.join(f'{c} = ?' for c in changes)}, parked = '' {where}",
+                f"UPDATE timers SET {', '.join(f'{c} = ?' for c in changes)} {where}",
                 (*values, after.correlation_id, after.created_at, *state(after), before.uuid, before.revision),
             )
         swapped: bool = connection.changes() == 1
@@ -235,28 +296,29 @@ class SqliteStore:
             connection.execute("DELETE FROM instances WHERE owner_id = ?", (owner_id,))
         return [None] * len(asked)
 
-    def _begin(self, connection: Connection, asked: list[tuple[bytes, Mapping[int, int], int]]) -> list[Begun]:
-        return [self._begin_one(connection, owner_id, held, limit) for owner_id, held, limit in asked]
+    def _begin(self, connection: Connection, asked: list[Begin]) -> list[Begun]:
+        return [self._begin_one(connection, *each) for each in asked]
 
-    def _begin_one(self, connection: Connection, owner_id: bytes, held: Mapping[int, int], limit: int) -> Begun:
+    def _begin_one(
+        self, connection: Connection, owner_id: bytes, held: Mapping[int, int], limit: int, find: Find
+    ) -> Begun:
         now = self._clock.now()
         ours = dict(held.items() & _held(connection, owner_id).items())
         refused = frozenset(held.keys() - ours.keys())
         look = Look(connection, now, None if len(ours) == self.shards else ours, limit)
-        due, lost = look.due(), look.lost()
+        found, lanes, next_at = find(look)
+        seqs = [seq for _, seq in found]
         tally: Tally = Counter()
-        if lost:
-            due = sorted(due + lost)[:limit]
-            for namespace in namespaces_of(connection, [seq for _, seq in set(due).intersection(lost)]):
+        if lost := look.lost.intersection(seqs):
+            for namespace in namespaces_of(connection, list(lost)):
                 tally[namespace, Status.EXECUTING] -= 1
                 tally[namespace, Status.PENDING] += 1
-        begun = begin_rows(connection, [seq for _, seq in due], now)
+        begun = begin_rows(connection, seqs, now)
         for namespace, count in Counter(timer.namespace for timer in begun).items():
             tally[namespace, Status.PENDING] -= count
             tally[namespace, Status.EXECUTING] += count
         _count(connection, tally)
-        more = look.full or len(begun) == limit
-        return Begun(begun, now if more else look.next_at(), refused)
+        return Begun(begun, next_at, refused, look.more, lanes)
 
     def _record(
         self, connection: Connection, asked: list[tuple[bytes, Sequence[tuple[Timer, Timer]]]]
@@ -309,7 +371,8 @@ class SqliteStore:
     def _swap_namespace(self, connection: Connection, asked: list[tuple[Namespace, Namespace]]) -> list[bool]:
         swapped = []
         for before, after in asked:
-            swapped.append(_namespace(connection, before.name) == before)
+            there = _namespace(connection, before.name)
+            swapped.append(there is not None and there.revision == before.revision)
             if swapped[-1]:
                 connection.execute("REPLACE INTO namespaces VALUES (?, ?, ?, ?)", _namespace_row(after))
         return swapped
@@ -328,9 +391,15 @@ def _migrate(connection: Connection, path: Path) -> None:
             f"DATABASE_URL: {path} was written by a newer Duetime (schema {version}, this program knows "
             f"{len(MIGRATIONS)}): run that version or a later one"
         )
+    connection.create_scalar_function("duetime_lane", _lane, 2)
     for number, script in enumerate(MIGRATIONS[version:], version + 1):
         connection.execute(script)
         connection.execute(f"PRAGMA user_version = {number}")
+
+
+def _lane(namespace: str, definition: str) -> int:
+    """For rows that were written before there were lanes."""
+    return lane_of(namespace, destination_in(definition))
 
 
 def _count(connection: Connection, tally: Tally) -> None:

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from duetime.stores.parking import PARK_MAX, PARKED, RESUMED_MAX
-from duetime.stores.sqlite_rows import Connection, encode, names, parked_in
+from duetime.store import LANES_PAGE, Lane, Lanes, Overdue, Portion
+from duetime.stores.dealing import deal
+from duetime.stores.sqlite_rows import Connection, encode, names
+from duetime.stores.targets import HEAD_CHARS, destination_in
 
 Found = list[tuple[int, int]]
 """Timers by ``fire_at``, each with its rowid."""
 
+REACH = 1_000
+"""How many due timers a look reads at least, whatever its limit: some may be held back."""
+
 _DUE = "status = 'pending' AND fire_at <= :now"
 _OF_AN_OLDER_VERSION = "version <> (SELECT version FROM shards WHERE shards.shard = timers.shard)"
 _PAUSED = "namespace IN (SELECT value FROM json_each(:paused))"
+_NOT_PAUSED = "namespace NOT IN (SELECT name FROM namespaces WHERE paused)"
+_IN_LANE = "status = 'pending' AND lane = asked.value"
 
-_found_decoder = msgspec.json.Decoder(Found)
+# The lanes of all pending timers behind :after, by one seek in the index for each.
+_ALL_LANES = """
+    each_lane (lane) AS (
+        SELECT min(lane) FROM timers WHERE status = 'pending' AND lane > :after
+        UNION ALL SELECT (SELECT min(lane) FROM timers WHERE status = 'pending' AND lane > each_lane.lane)
+        FROM each_lane WHERE lane IS NOT NULL LIMIT :limit
+    )
+"""
+_HEAD = f"substr(definition, 1, {HEAD_CHARS})"
+
+_lost_decoder = msgspec.json.Decoder(list[tuple[int, int, int]])
+_head_decoder = msgspec.json.Decoder(list[tuple[int, int, int, int]])
+_lanes_decoder = msgspec.json.Decoder(list[tuple[Found, int | None, int]])
 
 
 class Look:
@@ -24,40 +44,107 @@ class Look:
 
     def __init__(self, connection: Connection, now: int, shards: Collection[int] | None, limit: int) -> None:
         self._connection = connection
+        self._now = now
         self._limit = limit
         paused: str = connection.execute("SELECT json_group_array(name) FROM namespaces WHERE paused").get
         self._paused = names(paused)
         self._bindings = {"now": now, "paused": paused, "shards": encode(list(shards or ())).decode()}
         self._ours = "" if shards is None else " AND shard IN (SELECT value FROM json_each(:shards))"
-        self.full = False
-        """Whether more may be due than ``due`` came to see."""
+        self.more = False
+        """Whether due timers were left behind, other than by the limit of their lane."""
+        self.lost: set[int] = set()
+        """The rowids of the attempts that ``due`` and ``due_in`` found lost."""
 
-    def due(self) -> Found:
-        """What is pending and due, oldest first. What is met of paused namespaces on the way is parked."""
-        due = self._met(self._limit)
-        if due and self._paused and self._park(due):
-            due = self._met(self._limit + PARK_MAX)
-            parked = self._park(due)
-            due = [place for place in due if place[1] not in parked]
-        oldest = sorted(
-            (found, name) for name in parked_in(self._connection) - self._paused if (found := self._parked(name, 1))
+    def due(self, lane_max: int | None, wide: Mapping[int, int]) -> Found:
+        """What is pending and due, or lost, oldest first, and at most so much of each lane."""
+        reach = max(self._limit, REACH)
+        lost = self._find_lost(reach)
+        paused = f"{_PAUSED}" if self._paused else "0"
+        head: list[tuple[int, int, int, int]] = _head_decoder.decode(
+            self._connection.execute(
+                f"SELECT json_group_array(json_array(fire_at, seq, lane, paused)) FROM (SELECT fire_at, seq, lane, "
+                f"{paused} AS paused FROM timers WHERE {_DUE}{self._ours} ORDER BY fire_at LIMIT :limit)",
+                {**self._bindings, "limit": reach},
+            ).get
         )
-        self.full |= len(oldest) > RESUMED_MAX
-        for _, name in oldest[:RESUMED_MAX]:
-            due += self._parked(name, self._limit)
-        return sorted(due)[: self._limit]
+        self.more = len(head) == reach or len(lost) == reach
+        if lost:
+            head = sorted([(*each, 0) for each in lost] + head)
+        due: Found = []
+        taken: Counter[int] = Counter()
+        for fire_at, seq, lane, held_back in head:
+            if held_back or (lane_max is not None and taken[lane] >= wide.get(lane, lane_max)):
+                continue
+            if len(due) == self._limit:
+                self.more = True
+                break
+            taken[lane] += 1
+            due.append((fire_at, seq))
+        return due
 
-    def lost(self) -> Found:
-        """Attempts that an older version of their shard began, and whose deadline has passed."""
+    def due_in(self, portions: Sequence[Portion]) -> tuple[Found, dict[int, int]]:
+        """What is due or lost in these lanes, each with its share, and what is left in each."""
+        asked = encode([portion.lane for portion in portions]).decode()
+        lost: dict[int, Found] = {}
+        for fire_at, seq, lane in self._find_lost(max(self._limit, REACH), asked):
+            lost.setdefault(lane, []).append((fire_at, seq))
+        paused = "0"
+        if self._paused:
+            paused = f"ifnull((SELECT {_PAUSED} FROM timers WHERE {_IN_LANE} ORDER BY fire_at LIMIT 1), 0)"
+        in_lanes = _lanes_decoder.decode(
+            self._connection.execute(
+                f"""SELECT json_group_array(json_array(
+                    json((SELECT json_group_array(json_array(fire_at, seq)) FROM (
+                        SELECT fire_at, seq FROM timers WHERE {_IN_LANE} AND fire_at <= :now{self._ours}
+                        ORDER BY fire_at LIMIT :most
+                    ))),
+                    (SELECT fire_at FROM timers WHERE {_IN_LANE} AND fire_at > :now{self._ours}
+                     ORDER BY fire_at LIMIT 1),
+                    {paused}
+                )) FROM json_each(:lanes) AS asked""",
+                {**self._bindings, "lanes": asked, "most": max(portion.most for portion in portions) + 1},
+            ).get
+        )
+        found = [
+            [] if held_back else sorted(pending + lost.get(portion.lane, []))
+            for portion, (pending, _, held_back) in zip(portions, in_lanes, strict=True)
+        ]
+        wishes = [(min(portion.most, len(each)), portion.share) for portion, each in zip(portions, found, strict=True)]
+        due: Found = []
+        left: dict[int, int] = {}
+        for portion, each, count, (_, next_at, held_back) in zip(
+            portions, found, deal(self._limit, wishes), in_lanes, strict=True
+        ):
+            due += each[:count]
+            left_at = each[count][0] if len(each) > count else next_at
+            if left_at is not None and not held_back:
+                left[portion.lane] = left_at
+        return sorted(due), left
+
+    def _find_lost(self, limit: int, lanes: str | None = None) -> list[tuple[int, int, int]]:
+        """Attempts that an older version of their shard began, and whose deadline has passed, with their lanes; of
+        these lanes or of all."""
         condition = f"status = 'executing' AND deadline_at <= :now AND {_OF_AN_OLDER_VERSION} AND NOT {_PAUSED}"
-        return self._find(condition, "deadline_at", self._limit)
+        if lanes is not None:
+            condition += " AND lane IN (SELECT value FROM json_each(:lanes))"
+        lost = _lost_decoder.decode(
+            self._connection.execute(
+                "SELECT json_group_array(json_array(fire_at, seq, lane)) FROM "
+                f"(SELECT * FROM timers WHERE {condition}{self._ours} ORDER BY deadline_at LIMIT :limit)",
+                {**self._bindings, "limit": limit, "lanes": lanes},
+            ).get
+        )
+        self.lost = {seq for _, seq, _ in lost}
+        return lost
 
     def next_at(self) -> int | None:
-        """When the next timer is due, or the next attempt is lost."""
+        """When the next timer is due, or the next attempt is lost; now, if ``due`` left timers behind."""
+        if self.more:
+            return self._now
         at: int | None = self._connection.execute(
             f"""SELECT min(at) FROM (
                 SELECT * FROM (
-                    SELECT fire_at AS at FROM timers WHERE status = 'pending' AND parked = '' AND fire_at > :now
+                    SELECT fire_at AS at FROM timers WHERE status = 'pending' AND fire_at > :now
                     {self._ours}
                     ORDER BY fire_at LIMIT 1
                 ) UNION ALL SELECT * FROM (
@@ -70,28 +157,61 @@ class Look:
         ).get
         return at
 
-    def _met(self, reach: int) -> Found:
-        due = self._find(f"{_DUE} AND parked = ''", "fire_at", reach)
-        self.full = len(due) == reach
-        return due
 
-    def _parked(self, name: str, limit: int) -> Found:
-        return self._find(f"{_DUE} AND {PARKED} :name", "fire_at", limit, name)
-
-    def _find(self, condition: str, order: str, limit: int, name: str = "") -> Found:
-        return _found_decoder.decode(
-            self._connection.execute(
-                "SELECT json_group_array(json_array(fire_at, seq)) FROM "
-                f"(SELECT * FROM timers WHERE {condition}{self._ours} ORDER BY {order} LIMIT :limit)",
-                {**self._bindings, "limit": limit, "name": name},
-            ).get
+def lanes(connection: Connection, now: int, until: int, after: int, limit: int, due_max: int) -> Lanes:
+    """The lanes that have a timer due by ``until`` or an attempt whose deadline has passed, in namespaces that are not
+    paused."""
+    rows = connection.execute(
+        f"""WITH RECURSIVE {_ALL_LANES}, first (lane, seq) AS MATERIALIZED (
+            SELECT lane, (SELECT seq FROM timers WHERE status = 'pending' AND timers.lane = each_lane.lane
+                AND fire_at <= :until ORDER BY fire_at LIMIT 1)
+            FROM each_lane WHERE lane IS NOT NULL
         )
+        SELECT first.lane, namespace, {_HEAD}, fire_at FROM first CROSS JOIN timers ON timers.seq = first.seq
+        WHERE {_NOT_PAUSED}
+        UNION ALL SELECT max(lane), NULL, NULL, count(lane) FROM first""",
+        {"until": until, "after": after, "limit": limit},
+    ).fetchall()
+    last, _, _, read = rows.pop()
+    end = last if read >= limit else None
+    rows += connection.execute(
+        f"""SELECT lane, namespace, {_HEAD}, min(fire_at) FROM timers
+        WHERE status = 'executing' AND deadline_at <= :now AND fire_at <= :until AND {_NOT_PAUSED}
+        AND lane > :after AND (:end IS NULL OR lane <= :end) GROUP BY lane""",
+        {"now": now, "until": until, "after": after, "end": end},
+    ).fetchall()
+    due: int = connection.execute(
+        f"SELECT count(*) FROM (SELECT 1 FROM timers WHERE {_DUE} LIMIT :most)", {"now": now, "most": due_max}
+    ).get
+    found: dict[int, Lane] = {}
+    for lane, namespace, head, fire_at in rows:
+        if lane not in found or fire_at < found[lane].fire_at:
+            found[lane] = Lane(lane, namespace, destination_in(head), fire_at)
+    return Lanes(list(found.values()), due, end)
 
-    def _park(self, due: Found) -> set[int]:
-        """Park those of these timers that are of paused namespaces; say which."""
-        rows = self._connection.execute(
-            "UPDATE timers SET parked = namespace "
-            f"WHERE seq IN (SELECT value FROM json_each(:seqs)) AND {_PAUSED} RETURNING seq",
-            {**self._bindings, "seqs": encode([seq for _, seq in due]).decode()},
+
+def overdue(connection: Connection, shards: Collection[int] | None, before: int, most: int) -> list[Overdue]:
+    """How much is overdue in each lane."""
+    ours = "" if shards is None else " AND shard IN (SELECT value FROM json_each(:shards))"
+    rows = connection.execute(
+        f"""WITH RECURSIVE {_ALL_LANES}, first (lane, seq) AS MATERIALIZED (
+            SELECT lane, (SELECT seq FROM timers WHERE status = 'pending' AND timers.lane = each_lane.lane
+                AND fire_at < :before{ours} ORDER BY fire_at LIMIT 1)
+            FROM each_lane WHERE lane IS NOT NULL
         )
-        return {seq for (seq,) in rows.fetchall()}
+        SELECT namespace, {_HEAD}, NOT {_NOT_PAUSED}, fire_at, (
+            SELECT count(*) FROM (SELECT 1 FROM timers WHERE status = 'pending' AND timers.lane = first.lane
+                AND fire_at < :before{ours} LIMIT :most)
+        ) FROM first CROSS JOIN timers ON timers.seq = first.seq""",
+        {
+            "before": before,
+            "after": -1,
+            "limit": LANES_PAGE,
+            "most": most,
+            "shards": encode(list(shards or ())).decode(),
+        },
+    ).fetchall()
+    return [
+        Overdue(namespace, destination_in(head), bool(paused), fire_at, timers)
+        for namespace, head, paused, fire_at, timers in rows
+    ]

@@ -11,8 +11,7 @@ import msgspec
 from duetime.model import Status, Timer, timer_uuid
 from duetime.store import Filter, Order, Page, Place, Query, Sort
 from duetime.stores.orders import FIRST, ORDERS
-from duetime.stores.parking import PARKED, PARKED_IN
-from duetime.stores.sqlite_rows import Connection, encode, parked_in, select, select_with_seq
+from duetime.stores.sqlite_rows import Connection, encode, select, select_with_seq
 
 _counts_decoder = msgspec.json.Decoder(list[int])
 
@@ -44,8 +43,8 @@ def page(connection: Connection, filter: Filter, limit: int, after: Place | None
         timer, seq = row
         return seq if column == "seq" else getattr(timer, column), seq
 
-    with connection:  # one moment for all of them: meanwhile a timer may be parked
-        walks = _walks(connection, filter, namespaces)
+    walks = _walks(filter, namespaces)
+    with connection:  # one moment for all of them
         found = [row for walk in walks for row in _page_rows(connection, filter, walk, limit, after)]
     if len(walks) > 1:
         found.sort(key=place, reverse=beyond == "<")
@@ -58,22 +57,19 @@ def count(connection: Connection, filter: Filter, most: int, namespaces: Collect
     column, _, way = ORDERS[filter.order]
     found = 0
     with connection:
-        for where, bindings in _walks(connection, filter, namespaces):
+        for where, bindings in _walks(filter, namespaces):
             source = f"SELECT 1 FROM timers WHERE {where} ORDER BY {_plus(filter)}{column} {way} LIMIT :left"
             found += connection.execute(f"SELECT count(*) FROM ({source})", {**bindings, "left": most - found}).get
     return found
 
 
-def forecast(connection: Connection, bounds: Sequence[int], most: int, now: int) -> list[int]:
-    """How many pending timers are due from each bound up to the next, each at most ``most``, in one statement. What is
-    parked was due by now."""
+def forecast(connection: Connection, bounds: Sequence[int], most: int) -> list[int]:
+    """How many pending timers are due from each bound up to the next, each at most ``most``, in one statement."""
     due = "fire_at >= json_extract(value, '$[0]') AND fire_at < json_extract(value, '$[1]')"
-    pending = f"SELECT 1 FROM timers WHERE status = 'pending' AND parked = '' AND {due}"
-    parked = f"SELECT 1 FROM parked_in JOIN timers ON {PARKED} name WHERE json_extract(value, '$[0]') <= :now AND {due}"
-    counted = f"SELECT count(*) FROM ({pending} UNION ALL {parked} LIMIT :most)"
+    counted = f"SELECT count(*) FROM (SELECT 1 FROM timers WHERE status = 'pending' AND {due} LIMIT :most)"
     found = connection.execute(
-        f"WITH RECURSIVE {PARKED_IN} SELECT json_group_array(({counted})) FROM json_each(:spans)",
-        {"spans": encode(list(pairwise(bounds))).decode(), "most": most, "now": now},
+        f"SELECT json_group_array(({counted})) FROM json_each(:spans)",
+        {"spans": encode(list(pairwise(bounds))).decode(), "most": most},
     ).get
     return _counts_decoder.decode(found)
 
@@ -87,18 +83,11 @@ def _plus(filter: Filter) -> str:
     return "" if filter.id is None else "+"
 
 
-def _walks(connection: Connection, filter: Filter, namespaces: Collection[str]) -> list[Walk]:
-    """What is walked along, to be merged: the index of final timers is by namespace, and so is what is parked."""
+def _walks(filter: Filter, namespaces: Collection[str]) -> list[Walk]:
+    """What is walked along, to be merged: the index of final timers is by namespace."""
     if filter.order is Order.FINISHED and filter.namespace is None:
         return [_walk(filter, name, ()) for name in namespaces]
-    where, bindings = walk = _walk(filter, filter.namespace, namespaces)
-    if filter.order is not Order.DUE:
-        return [walk]
-    parked = parked_in(connection) if filter.namespace is None else (filter.namespace,)
-    return [
-        (f"{where} AND parked = ''", bindings),
-        *((f"{where} AND {PARKED} :parked", {**bindings, "parked": name}) for name in parked),
-    ]
+    return [_walk(filter, filter.namespace, namespaces)]
 
 
 def _walk(filter: Filter, namespace: str | None, namespaces: Collection[str]) -> Walk:

@@ -11,7 +11,6 @@ import msgspec
 
 from duetime.lifecycle import ATTEMPT_GRACE_MS
 from duetime.model import Status, Timer
-from duetime.stores.parking import PARKED_IN
 
 Connection = Any
 
@@ -33,7 +32,7 @@ STATE = _END + _MOVE
 # What a put writes, and what follows from it or is the same for every timer that nothing has happened to.
 _NEW = (
     *("seq", "uuid", "definition", "timeout_ms", "namespace", "id", "shard", "fingerprint", "correlation_id"),
-    *("created_at", "execute_at", "revision"),
+    *("created_at", "execute_at", "revision", "lane"),
 )
 _FIRST = {
     **{"updated_at": "created_at", "fire_at": "execute_at", "firing": "revision", "status": "'pending'"},
@@ -90,8 +89,7 @@ _BEGIN = f"""
         deadline_at = :now + timeout_ms + {ATTEMPT_GRACE_MS},
         version = (SELECT version FROM shards WHERE shards.shard = timers.shard),
         updated_at = :now,
-        revision = revision + 1,
-        parked = ''
+        revision = revision + 1
     WHERE seq IN (SELECT value FROM json_each(:seqs))
 """
 
@@ -142,7 +140,7 @@ def insert_rows(connection: Connection, timers: Sequence[Timer], first_seq: int)
             (
                 *(seq, timer.uuid, encode(timer.definition).decode(), timer.definition.timeout_ms),
                 *(timer.namespace, timer.id, timer.shard, timer.fingerprint, timer.correlation_id),
-                *(timer.created_at, timer.execute_at, timer.revision),
+                *(timer.created_at, timer.execute_at, timer.revision, timer.lane),
             )
             for seq, timer in enumerate(timers, first_seq)
         ],
@@ -154,12 +152,6 @@ def namespaces_of(connection: Connection, seqs: Sequence[int]) -> list[str]:
     sql = "SELECT json_group_array(namespace) FROM timers WHERE seq IN (SELECT value FROM json_each(?))"
     namespaces: list[str] = msgspec.json.decode(connection.execute(sql, (encode(seqs).decode(),)).get)
     return namespaces
-
-
-def parked_in(connection: Connection) -> set[str]:
-    """The namespaces in which timers are parked."""
-    sql = f"WITH RECURSIVE {PARKED_IN} SELECT json_group_array(name) FROM parked_in WHERE name IS NOT NULL"
-    return names(connection.execute(sql).get)
 
 
 def begin_rows(connection: Connection, seqs: Sequence[int], now: int) -> list[Timer]:

@@ -2,8 +2,9 @@
 
 A timer has one row from its creation to the end of its retention. What keeps the hot path small is not a second
 table but partial indexes: ``timers_due`` holds pending timers alone, ``timers_executing`` those under way,
-``timers_final`` the history by age; ``timers_parked`` is what paused namespaces hold back. Firing a timer moves an
-entry between three small indexes; it never touches the big random one on ``uuid`` (docs/decisions/0003).
+``timers_final`` the history by age; ``timers_lane`` has the pending ones by lane, so that a look can pass over lanes
+that are held back. Firing a timer moves entries between small indexes; it never touches the big random one on ``uuid``
+(docs/decisions/0003, 0023).
 """
 
 from __future__ import annotations
@@ -96,5 +97,16 @@ MIGRATIONS: tuple[str, ...] = (
     DROP INDEX timers_due;
     CREATE INDEX timers_due ON timers (fire_at) WHERE status = 'pending' AND parked = '';
     CREATE INDEX timers_parked ON timers (parked, fire_at) WHERE parked > '';
+    """,
+    # Lanes take the place of parking: what is held back is passed over, and never written (docs/decisions/0023). With
+    # its lane behind the order of pages, a timer that is passed over is not read.
+    """
+    DROP INDEX timers_due;
+    DROP INDEX timers_parked;
+    ALTER TABLE timers DROP COLUMN parked;
+    ALTER TABLE timers ADD COLUMN lane INTEGER NOT NULL DEFAULT 0;
+    UPDATE timers SET lane = duetime_lane(namespace, definition);
+    CREATE INDEX timers_due ON timers (fire_at, seq, lane) WHERE status = 'pending';
+    CREATE INDEX timers_lane ON timers (lane, fire_at) WHERE status = 'pending';
     """,
 )

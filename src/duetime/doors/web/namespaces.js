@@ -1,4 +1,4 @@
-// Namespaces: what there is, and one of them with its retention, its pause and its signing secrets.
+// Namespaces: what there is, and one of them with its retention, its weight, its pause and its signing secrets.
 
 import * as api from "./api.js";
 import { button, copy, dialog, el, plural, say, section, title } from "./dom.js";
@@ -7,6 +7,8 @@ import { fault, rulesOf } from "./rules.js";
 import { local, relative } from "./time.js";
 
 const at = (name) => `/namespaces/${encodeURIComponent(name)}`;
+const share =
+  "Its share when more is due than can be delivered, 1 to 100: weight 3 gets three times the share of weight 1.";
 const kept = (retention) => retention ?? "as the settings say";
 const state = (paused) =>
   el(
@@ -30,6 +32,7 @@ async function all(main, signal) {
       el("th", { scope: "row", class: "break" }, el("a", { href: `#${at(namespace.name)}` }, namespace.name)),
       el("td", {}, state(namespace.paused)),
       el("td", {}, kept(namespace.retention)),
+      el("td", { class: "right wide-only" }, String(namespace.weight)),
       el("td", { class: "right wide-only" }, String(namespace.shards)),
       el(
         "td",
@@ -46,7 +49,7 @@ async function all(main, signal) {
       title("Namespaces"),
       el("div", { class: "actions" }, button("New namespace", make, { class: "main" })),
     ),
-    el("p", { class: "muted" }, "A namespace is a scope of ids with its own retention, pause and signing secrets."),
+    el("p", { class: "muted" }, "A namespace is a scope of ids with its own retention, weight, pause and signing secrets."),
     el(
       "div",
       { class: "card list" },
@@ -64,6 +67,7 @@ async function all(main, signal) {
               ["Name"],
               ["State"],
               ["Finished timers kept"],
+              ["Weight", "right wide-only"],
               ["Shards", "right wide-only"],
               ["Callbacks", "wide-only"],
               ["Made", "wide-only"],
@@ -95,7 +99,12 @@ async function make() {
     hint: "How many shards it is spread over. Fixed once it is made.",
     check: check("shards"),
   });
-  const fields = [name, retention, shards];
+  const weight = field("Weight", text({ inputmode: "numeric", placeholder: "1" }), {
+    name: "weight",
+    hint: share,
+    check: check("weight"),
+  });
+  const fields = [name, retention, shards, weight];
   await dialog(
     "New namespace",
     fields.map((one) => one.node),
@@ -107,6 +116,7 @@ async function make() {
         const asked = { name: name.value.trim() };
         if (retention.value.trim()) asked.retention = retention.value.trim();
         if (shards.value.trim()) asked.shards = Number(shards.value);
+        if (weight.value.trim()) asked.weight = Number(weight.value);
         try {
           await api.post("/namespaces", asked);
           location.hash = `#${at(asked.name)}`;
@@ -132,13 +142,19 @@ async function one(main, name, signal) {
     hint: "How long finished timers are kept: like 30d, at least 1s, or forever.",
     check: (value) => fault(value, rules.of("retention")),
   });
+  const weight = field("Weight", text({ inputmode: "numeric" }), {
+    name: "weight",
+    required: true,
+    hint: share,
+    check: (value) => fault(value, rules.of("weight")),
+  });
 
   const change = async (asked, said) => {
     try {
       draw(await api.patch(at(name), asked));
       say(said);
     } catch (error) {
-      if (!blame([retention], error)) say(error.message, "bad");
+      if (!blame([retention, weight], error)) say(error.message, "bad");
     }
   };
   function draw(namespace) {
@@ -166,6 +182,7 @@ async function one(main, name, signal) {
     const listed = [
       ["Shards", `${namespace.shards}, fixed`],
       ["Finished timers kept", kept(namespace.retention)],
+      ["Weight", String(namespace.weight)],
       ["Made", local(namespace.createdAt)],
     ];
     facts.replaceChildren(...listed.flatMap(([key, value]) => [el("dt", {}, key), el("dd", {}, value)]));
@@ -213,6 +230,19 @@ async function one(main, name, signal) {
       ),
     );
   }
+  const saving = (one, label, asked) =>
+    el(
+      "form",
+      {
+        novalidate: true,
+        submit: (event) => {
+          event.preventDefault();
+          if (allRight([one])) change(asked(), "Saved.");
+        },
+      },
+      one.node,
+      el("button", {}, label),
+    );
   const again = async () => draw(await api.get(at(name), signal));
   async function add() {
     let made;
@@ -269,6 +299,7 @@ async function one(main, name, signal) {
   }
   draw(namespace);
   retention.input.value = namespace.retention ?? "";
+  weight.input.value = String(namespace.weight);
   main.replaceChildren(
     el("nav", { class: "crumbs", "aria-label": "Where this is" }, el("a", { href: "#/namespaces" }, "Namespaces")),
     el("div", { class: "heading" }, title(name), actions),
@@ -279,18 +310,8 @@ async function one(main, name, signal) {
       section(
         "Settings",
         facts,
-        el(
-          "form",
-          {
-            novalidate: true,
-            submit: (event) => {
-              event.preventDefault();
-              if (allRight([retention])) change({ retention: retention.value.trim() }, "Saved.");
-            },
-          },
-          retention.node,
-          el("button", {}, "Save the retention"),
-        ),
+        saving(retention, "Save the retention", () => ({ retention: retention.value.trim() })),
+        saving(weight, "Save the weight", () => ({ weight: Number(weight.value) })),
       ),
       section("Signing secrets", secrets, button("New secret", add)),
     ),

@@ -10,11 +10,29 @@ import { local, now, relative, setNow, span, utc } from "./time.js";
 const STATUSES = ["pending", "executing", "completed", "failed", "canceled"];
 const RECENT_MS = 5 * 60_000;
 const LATE_MS = 1_000;
+// Why timers are overdue. A pause and a slow destination are named; the others are for operators to mend.
+const REASONS = {
+  paused: (count) => `${number(count)} held by a pause`,
+  destination: (count) => `${number(count)} wait${count === 1 ? "s" : ""} for destinations that can't take more`,
+  no_owner: (count) => `${number(count)} ${count === 1 ? "has" : "have"} no owner`,
+  behind: (count) => `${number(count)} wait${count === 1 ? "s" : ""} because this service is behind`,
+  store: () => "the store is slow",
+};
+const ALARMS = ["no_owner", "behind", "store"];
 
 const seconds = (text) => Date.parse(text) / 1_000;
 const perSecond = (value) => (value === null || value === undefined ? "–" : `${number(Math.round(value * 10) / 10)}/s`);
 const ms = (value) => (value === null || value === undefined ? "–" : span(value));
 const last = (values) => values.findLast((value) => value !== null);
+const alarming = (reasons) => ALARMS.some((reason) => reasons[reason]);
+
+// Instances report every few seconds: what they say of a pause or a destination may be over by now.
+const why = ({ overdue, overdueReasons: reasons }) =>
+  overdue.timers || alarming(reasons)
+    ? Object.keys(REASONS)
+        .filter((reason) => reasons[reason])
+        .map((reason) => REASONS[reason](reasons[reason]))
+    : [];
 
 export async function show(main, _, signal) {
   const seen = await api.get("/overview", signal);
@@ -83,7 +101,7 @@ export async function show(main, _, signal) {
     fires.set([at, activity.map((point) => point.firesPerSecond)]);
     lateness.set([at, activity.map((point) => point.latenessP99Ms), activity.map((point) => point.latenessP50Ms)]);
   };
-  const drawTiles = (statuses, overdue) => {
+  const drawTiles = (statuses) => {
     const link = (text, filters, inside, more) =>
       el(
         "li",
@@ -93,17 +111,22 @@ export async function show(main, _, signal) {
     tiles.replaceChildren(
       ...STATUSES.map((status) => link(number(statuses[status] ?? 0), { status }, badge(status), status)),
       link(
-        counted(overdue),
+        counted(shown.overdue),
         { status: "pending", executeBefore: utc(now()) },
-        el("span", { class: "badge" }, "overdue"),
-        overdue.timers ? "late" : "",
+        el(
+          "span",
+          {},
+          el("span", { class: "badge" }, "overdue"),
+          ...why(shown).map((text) => el("span", { class: "muted block" }, text)),
+        ),
+        alarming(shown.overdueReasons) ? "late" : "",
       ),
     );
   };
   const draw = () => {
     activity = shown.activity;
     drawActivity();
-    drawTiles(shown.statuses, shown.overdue);
+    drawTiles(shown.statuses);
     verdict.replaceChildren(...judged(shown));
     for (const [name, drawn] of forecasts) {
       const bars = shown.forecast[name];
@@ -115,7 +138,7 @@ export async function show(main, _, signal) {
   draw();
 
   onPulse((pulse) => {
-    drawTiles(pulse.statuses, shown.overdue);
+    drawTiles(pulse.statuses);
     if (pulse.activity && pulse.activity.at !== activity.at(-1)?.at) {
       activity = [...activity.slice(-719), pulse.activity];
       drawActivity();
@@ -135,15 +158,17 @@ export async function show(main, _, signal) {
 }
 
 // Is it on time? A word and a sentence.
-function judged({ activity, overdue, unowned, shards, instances, stepSeconds, now: at }) {
+function judged(seen) {
+  const { activity, overdue, overdueReasons: reasons, unowned, shards, instances, stepSeconds, now: at } = seen;
   const recent = activity.filter((point) => Date.parse(point.at) > Date.parse(at) - RECENT_MS);
   const fired = Math.round(recent.reduce((sum, point) => sum + point.firesPerSecond * stepSeconds, 0));
   const worst = (name) => Math.max(0, ...recent.map((point) => point[name] ?? 0));
   const p50 = worst("latenessP50Ms");
   const p99 = worst("latenessP99Ms");
+  const because = why(seen).join("; ");
   const overdueSays = overdue.timers
-    ? ` ${counted(overdue)} ${overdue.timers === 1 ? "timer is" : "timers are"} past due and not begun; those of a paused namespace wait on purpose.`
-    : " Nothing is overdue.";
+    ? ` ${counted(overdue)} ${overdue.timers === 1 ? "timer is" : "timers are"} overdue${because && `: ${because}`}.`
+    : ` ${because ? `Overdue: ${because}` : "Nothing is overdue"}.`;
   const firedSays = fired
     ? `In the last 5 minutes about ${plural(fired, "timer")} fired: half of them within ${span(p50)} of their time, 99 % within ${span(p99)}.`
     : "Nothing fired in the last 5 minutes.";
@@ -162,8 +187,9 @@ function judged({ activity, overdue, unowned, shards, instances, stepSeconds, no
       "Part of it waits",
       `${plural(away, "instance")} can't serve: its clock is too far off the store's. ${firedSays}${overdueSays}`,
     );
+  if (alarming(reasons)) return says("warn", "Behind", firedSays + overdueSays);
+  if (overdue.timers && reasons.destination) return says("calm", "Some timers wait", firedSays + overdueSays);
   if (p99 > LATE_MS) return says("warn", "Running late", firedSays + overdueSays);
-  if (overdue.timers) return says("warn", "Behind", firedSays + overdueSays);
   return fired ? says("good", "On time", firedSays + overdueSays) : says("calm", "Quiet", firedSays + overdueSays);
 }
 

@@ -1,0 +1,293 @@
+"""What lanes cost: timers that are not asked for, however many, and the timers of paused namespaces cost nothing.
+
+SQLite counts the steps of its virtual machine, PostgreSQL the rows and pages that the parts of a plan came by. The
+plans are those of the store's sessions, generic ones, with statistics of the tables and without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from duetime.model import Definition, HttpTarget, Timer
+from duetime.store import Portion, Store
+from duetime.stores import postgres_statements as sql
+from duetime.stores import sqlite_file
+from duetime.stores.postgres import PostgresStore
+from tests.clocks import START, ManualClock
+from tests.contract.stores import sqlite
+from tests.contract.timers import ALICE, holding, ids, timer, with_namespace, with_timers
+
+BACKLOG = 20_000
+PORTIONS = 64
+"""How many lanes an engine asks for at once."""
+
+
+def of_lane(number: int, id: str, **changes: Any) -> Timer:
+    target = HttpTarget(url=f"https://lane-{number}.example/due")
+    return timer(id, **{"definition": Definition(target=target)} | changes)
+
+
+def lane(number: int) -> int:
+    return of_lane(number, "").lane
+
+
+BUSY, MINE = 0, 1
+
+
+async def put_backlog(store: Store) -> None:
+    """Have many timers due in a lane that is not asked for and in a paused namespace, and as many that will be."""
+    await with_namespace(store, "paused", paused=True)
+    for first in range(0, BACKLOG, 1000):
+        numbers = range(first, first + 1000)
+        for namespace in ("default", "paused"):
+            await with_timers(
+                store,
+                *(of_lane(BUSY, f"due {n}", at=START - BACKLOG + n, shard=n % 8, namespace=namespace) for n in numbers),
+                *(of_lane(BUSY, f"later {n}", at=START + 5 + n, shard=n % 8, namespace=namespace) for n in numbers),
+            )
+
+
+async def put_lanes(store: Store, lanes: range, timers: int) -> None:
+    """Have this many timers due in each of these lanes."""
+    for number in lanes:
+        await with_timers(store, *(of_lane(number, f"{number}/{n}", at=START - n, shard=n % 8) for n in range(timers)))
+
+
+MINE_ONLY = [Portion(lane(MINE), 16)]
+EACH_LANE = [Portion(lane(number), 16) for number in range(1, PORTIONS + 1)]
+
+
+async def test_nobody_waits_behind_a_backlog(store) -> None:
+    await put_backlog(store)
+    await with_timers(store, of_lane(MINE, "mine", at=START - 1), of_lane(MINE, "next", at=START + 1))
+    held = await holding(store)
+    begun = await store.begin_lanes(ALICE, held, 500, MINE_ONLY)
+    assert (ids(begun.timers), begun.next_at) == (["mine"], START + 1)
+    found = await store.lanes(START, due_max=500)
+    assert ({each.lane for each in found.lanes}, found.due) == ({lane(BUSY)}, 500)
+
+
+# SQLite.
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """How many steps SQLite has taken since it was asked last, in tens."""
+    count = 0
+    connect = sqlite_file._connect
+
+    def step() -> bool:
+        nonlocal count
+        count += 1
+        return False
+
+    def counted(*arguments: Any) -> Any:
+        connection = connect(*arguments)
+        connection.set_progress_handler(step, 10)
+        return connection
+
+    def since() -> int:
+        nonlocal count
+        taken, count = count, 0
+        return taken
+
+    monkeypatch.setattr(sqlite_file, "_connect", counted)
+    yield since
+
+
+async def test_sqlite_passes_over_a_backlog(tmp_path, clock: ManualClock, steps: Callable[[], int]) -> None:
+    store = await sqlite(tmp_path, clock)
+    held = await holding(store)
+
+    async def costs() -> list[int]:
+        taken = []
+        for ask in (
+            lambda: store.begin_lanes(ALICE, held, 500, MINE_ONLY),
+            lambda: store.begin_lanes(ALICE, held, 500, EACH_LANE),
+            lambda: store.lanes(START, due_max=9),
+        ):
+            steps()
+            await ask()
+            taken.append(steps())
+        return taken
+
+    await with_namespace(store, "also paused", paused=True)  # so that pauses are asked for, before and after
+    await with_timers(store, of_lane(BUSY, "busy", at=START + 10**6), of_lane(MINE, "mine", at=START + 10**6))
+    await costs()
+    idle = await costs()
+    await put_backlog(store)
+    met = await costs()
+    assert max(after - before for before, after in zip(idle, met, strict=True)) < 30, (idle, met)
+    await store.close()
+
+
+async def test_sqlite_reads_as_much_as_there_are_lanes(tmp_path, clock: ManualClock, steps: Callable[[], int]) -> None:
+    store = await sqlite(tmp_path, clock)
+
+    async def cost(listed: int) -> int:
+        steps()
+        assert len((await store.lanes(START, due_max=9)).lanes) == listed
+        return steps()
+
+    await put_lanes(store, range(1, 51), 2)
+    few = await cost(50)
+    await put_lanes(store, range(51, 101), 2)
+    more_lanes = await cost(100)
+    assert 1.5 * few < more_lanes < 2.5 * few
+    for first in range(0, 100, 10):
+        await with_timers(store, *(of_lane(n % 100 + 1, f"more {n}") for n in range(first * 100, first * 100 + 1000)))
+    more_timers = await cost(100)
+    assert more_timers < 1.1 * more_lanes
+    steps()
+    assert sum(each.timers for each in await store.overdue(range(8), START + 1, 3)) == 300
+    assert steps() < 3 * more_timers
+    await store.close()
+
+
+# PostgreSQL.
+
+Plan = dict[str, Any]
+
+
+@asynccontextmanager
+async def session(store: PostgresStore) -> AsyncIterator[Any]:
+    """One of the store's connections, which is ended when the test fails."""
+    async with store._pool.connection() as connection:
+        try:
+            yield connection
+        except BaseException:
+            connection.terminate()
+            raise
+
+
+async def explained(connection: Any, statement: str, *arguments: object) -> Plan:
+    """Run the statement with its generic plan, and take back what it did."""
+    await connection.execute(f"PREPARE it AS {statement}")
+    try:
+        async with connection.transaction():
+            [(text,)] = await connection.fetch(
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE it ({', '.join(map(literal, arguments))})"
+            )
+            raise _TakeBack
+    except _TakeBack:
+        [found] = msgspec.json.decode(text)
+        plan: Plan = found["Plan"]
+        return plan
+    finally:
+        await connection.execute("DEALLOCATE it")
+
+
+class _TakeBack(Exception):
+    pass
+
+
+def literal(value: object) -> str:
+    match value:
+        case bytes():
+            return f"'\\x{value.hex()}'"
+        case list():
+            return f"ARRAY[{', '.join(map(literal, value))}]"
+        case str():
+            return f"'{value}'"
+        case None:
+            return "NULL"
+    return str(value)
+
+
+def nodes(plan: Plan) -> Iterator[Plan]:
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from nodes(below)
+
+
+def rows_met(node: Plan) -> float:
+    """How many rows a part of a plan came by, in all its loops."""
+    removed: float = sum(number for name, number in node.items() if name.startswith("Rows Removed"))
+    rows: float = node["Actual Rows"]
+    return (rows + removed) * node["Actual Loops"]
+
+
+def timers_read(plan: Plan) -> float:
+    return sum(rows_met(node) for node in nodes(plan) if node.get("Relation Name") == "timers")
+
+
+def pages_read(plan: Plan) -> int:
+    """How many pages were read of tables, indexes and what was written."""
+    pages: int = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return pages
+
+
+def assert_no_part_runs_over_and_over(plan: Plan) -> None:
+    """One part of a plan that runs for each row of another comes by many times the rows that there are."""
+    assert sum(map(rows_met, nodes(plan))) < 20 * timers_read(plan) + 2_000
+    worst = max(nodes(plan), key=rows_met)
+    assert rows_met(worst) <= 2 * timers_read(plan) + 500, worst["Node Type"]
+
+
+class Statements:
+    """The store's statements about lanes, with what the store would give them."""
+
+    def __init__(self, store: PostgresStore, held: dict[int, int], clock: ManualClock) -> None:
+        self._look = ALICE, [held[shard] for shard in range(store.shards)], 500, clock.now(), False
+        self._now = clock.now()
+
+    def begin(self, lane_max: int | None = None) -> tuple[object, ...]:
+        return sql.BEGIN, *self._look, lane_max, "{}"
+
+    def begin_lanes(self, portions: list[Portion]) -> tuple[object, ...]:
+        columns = ([getattr(portion, name) for portion in portions] for name in ("lane", "most", "share"))
+        return sql.BEGIN_LANES, *self._look, *columns
+
+    def lanes(self, due_max: int) -> tuple[object, ...]:
+        return sql.LANES, self._now, self._now, -1, 20_000, due_max, False
+
+    def overdue(self, most: int) -> tuple[object, ...]:
+        return sql.OVERDUE, list(range(8)), self._now, most
+
+
+@pytest.mark.parametrize("skewed", [True, False], ids=["nearly all in one lane", "in many lanes"])
+async def test_postgres_passes_over_a_backlog(opened, database: str, clock: ManualClock, skewed: bool) -> None:
+    store = await opened(database)
+    await put_backlog(store)
+    if not skewed:
+        await put_lanes(store, range(2, 202), 20)
+    await with_timers(store, of_lane(MINE, "mine", at=START - 1), of_lane(MINE, "next", at=START + 1))
+    statements = Statements(store, await holding(store), clock)
+    lanes = 3 if skewed else 203
+    async with session(store) as connection:
+        for _ in ("before ANALYZE", "after ANALYZE"):
+            begun = await explained(connection, *statements.begin_lanes(MINE_ONLY))
+            assert 0 < timers_read(begun) < 10
+            assert pages_read(begun) < 100
+            found = await explained(connection, *statements.lanes(due_max=0))
+            assert lanes <= timers_read(found) < 4 * lanes + 10
+            assert pages_read(found) < 15 * lanes + 100
+            overdue = await explained(connection, *statements.overdue(most=5))
+            assert timers_read(overdue) < 10 * lanes + 10
+            assert pages_read(overdue) < 30 * lanes + 100
+            await connection.execute("ANALYZE")
+
+
+async def test_postgres_compares_no_lane_with_every_timer(opened, database: str, clock: ManualClock) -> None:
+    store = await opened(database)
+    await put_lanes(store, range(PORTIONS + 1), 40)
+    statements = Statements(store, await holding(store), clock)
+    scarce = [Portion(portion.lane, 40, 1 + number % 3) for number, portion in enumerate(EACH_LANE)]
+    async with session(store) as connection:
+        for _ in ("before ANALYZE", "after ANALYZE"):
+            for statement in (
+                statements.begin(),
+                statements.begin(lane_max=16),
+                statements.begin_lanes(EACH_LANE),
+                statements.begin_lanes(scarce),
+                statements.begin_lanes(EACH_LANE[:8]),
+                statements.lanes(due_max=1_000),
+                statements.overdue(most=1_000),
+            ):
+                assert_no_part_runs_over_and_over(await explained(connection, *statement))
+            await connection.execute("ANALYZE")
