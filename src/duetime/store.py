@@ -208,7 +208,7 @@ class Store(Protocol):
         """Finish what was asked and let go; the store is not used again."""
 
     async def ping(self) -> None:
-        """Return if the store can be read, raise a ``StoreError`` otherwise."""
+        """Return if the store can be read and written, raise a ``StoreError`` otherwise."""
 
     async def failure(self) -> StoreError:
         """Wait for the store to fail for good and say how: the process must stop then."""

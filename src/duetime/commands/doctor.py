@@ -26,7 +26,7 @@ from duetime.node import build_broker
 from duetime.settings import Settings, load
 from duetime.settings.keyfile import KEY_FILE
 from duetime.stores.postgres import PostgresStore
-from duetime.stores.sqlite_file import holder
+from duetime.stores.sqlite_lock import holder, open_to_others, too_many_names
 
 DISK_BYTES_MIN = 1 << 30
 READINESS_BYTES_MAX = 64 << 10
@@ -103,13 +103,15 @@ async def _store(settings: Settings) -> AsyncIterator[Finding]:
     elif settings.database_path is None:
         yield Finding("store", True, "memory: everything is gone when the process ends")
     else:
-        path = settings.database_path
+        path = settings.database_path.resolve()
         folder = path.parent if path.parent.exists() else Path()
         free = shutil.disk_usage(folder).free
         if not os.access(folder, os.W_OK):
             yield Finding("store", False, f"{folder} can't be written to: choose another DATABASE_URL")
         elif free < DISK_BYTES_MIN:
             yield Finding("store", False, f"only {free >> 20} MiB are free where {path} is: make room")
+        elif problem := too_many_names(path) or open_to_others(path):
+            yield Finding("store", False, problem)
         elif process := holder(path):
             yield Finding("store", True, f"{path} is in use by process {process}")
         else:

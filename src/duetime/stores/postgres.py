@@ -92,7 +92,11 @@ class PostgresStore:
         await self._pool.close()
 
     async def ping(self) -> None:
-        await self._pool.read("SELECT FROM namespaces LIMIT 1")
+        [(read_only,)] = await self._pool.read(
+            "SELECT current_setting('transaction_read_only')::boolean FROM namespaces LIMIT 1"
+        )
+        if read_only:
+            raise StoreUnavailable("PostgreSQL accepts no writes: it is a standby or set to read-only")
 
     async def failure(self) -> StoreError:
         await asyncio.Event().wait()

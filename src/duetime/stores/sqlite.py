@@ -90,7 +90,7 @@ class SqliteStore:
         await self._file.close()
 
     async def ping(self) -> None:
-        await self._file.probe("SELECT count(*) FROM namespaces")
+        await self._file.probe()
 
     async def failure(self) -> StoreError:
         return await self._file.until_failed()
@@ -110,10 +110,12 @@ class SqliteStore:
         return await self._file.write(self._swap, (before, after))
 
     async def find(self, query: Query) -> list[Timer]:
-        return await self._file.read(lambda c: lists.find(c, query))
+        return await self._file.read_list(lambda c: lists.find(c, query))
 
     async def page(self, filter: Filter, limit: int, after: Place | None = None) -> Page:
-        return await self._file.read(lambda c: lists.page(c, filter, limit, after, [n.name for n in _namespaces(c)]))
+        return await self._file.read_list(
+            lambda c: lists.page(c, filter, limit, after, [n.name for n in _namespaces(c)])
+        )
 
     async def tally(self, namespace: str | None = None) -> dict[Status, int]:
         sql = "SELECT status, sum(timers) FROM tallies WHERE ?1 IS NULL OR namespace = ?1 GROUP BY status"
@@ -122,10 +124,10 @@ class SqliteStore:
         return {status: counts.get(status.value, 0) for status in Status}
 
     async def count(self, filter: Filter, most: int) -> int:
-        return await self._file.read(lambda c: lists.count(c, filter, most, [n.name for n in _namespaces(c)]))
+        return await self._file.read_list(lambda c: lists.count(c, filter, most, [n.name for n in _namespaces(c)]))
 
     async def forecast(self, bounds: Sequence[int], most: int) -> list[int]:
-        return await self._file.read(lambda c: lists.forecast(c, bounds, most))
+        return await self._file.read_list(lambda c: lists.forecast(c, bounds, most))
 
     async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Standing:
         return await self._file.write(self._renew, (owner_id, lease_ms, about))
