@@ -16,6 +16,7 @@ from msgspec import Raw
 
 from duetime.errors import StoreFailed, StoreUnavailable
 from duetime.model import Status, Timer
+from duetime.store import Filter, Query
 from duetime.stores import sqlite_file
 from duetime.stores.sqlite import SqliteStore
 from tests.clocks import START, ManualClock
@@ -268,16 +269,195 @@ async def test_a_write_that_the_disk_really_refuses_ends_the_store(store: Sqlite
     await assert_reopens_with(tmp_path, clock, *acknowledged[:-1])
 
 
+# A thread that trips.
+
+
+def fail_at(statement: str, error: BaseException) -> Callable[[apsw.Connection], None]:
+    """A job that has every later statement of this text fail on its connection, and itself."""
+
+    def trip(_cursor: apsw.Cursor, sql: str, _bindings: object) -> bool:
+        if sql == statement:
+            raise error
+        return True
+
+    def arm(connection: apsw.Connection) -> None:
+        connection.exec_trace = trip
+        raise ZeroDivisionError
+
+    return arm
+
+
+@pytest.mark.parametrize("error", [apsw.BusyError("locked"), MemoryError(), RuntimeError("out of luck")])
+async def test_a_rollback_that_fails_ends_the_store(store: SqliteStore, tmp_path, clock, error: Exception) -> None:
+    await with_timers(store, first := timer("first"))
+    jobs = [store.put(timer("a")), on_the_writer(store, fail_at("ROLLBACK", error)), store.put(timer("b"))]
+    async with asyncio.timeout(30):
+        answers = await asked_at_once(store, *jobs)
+    assert [type(answer) for answer in answers] == [StoreFailed] * 3
+    await assert_failed(store)
+    await store.close()
+    await assert_reopens_with(tmp_path, clock, first)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+async def test_what_is_no_ordinary_exception_ends_the_store(
+    store: SqliteStore, tmp_path, clock, error: type[BaseException]
+) -> None:
+    await with_timers(store, first := timer("first"))
+
+    def leave(_connection: apsw.Connection) -> None:
+        raise error
+
+    async with asyncio.timeout(30):
+        answers = await asked_at_once(store, store.put(timer("a")), on_the_writer(store, leave), store.put(timer("b")))
+    assert [type(answer) for answer in answers] == [StoreFailed] * 3
+    await assert_failed(store)
+    await store.close()
+    await assert_reopens_with(tmp_path, clock, first)
+
+
+async def test_a_job_that_has_no_memory_fails_alone(store: SqliteStore) -> None:
+    def hungry(_connection: apsw.Connection) -> None:
+        raise MemoryError
+
+    answers = await asked_at_once(store, store.put(timer("a")), on_the_writer(store, hungry), store.put(timer("b")))
+    assert [type(answer) for answer in answers] == [type(None), MemoryError, type(None)]
+
+
+@pytest.mark.parametrize("where", ["copier", "writer"])
+@pytest.mark.parametrize("error", [MemoryError(), apsw.IOError("disk"), SystemExit()], ids=lambda error: repr(error))
+async def test_a_log_that_can_not_be_copied_ends_the_store(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException
+) -> None:
+    checkpoint = store._file._checkpoint
+
+    def trip(connection: apsw.Connection, mode: int) -> None:
+        if (threading.current_thread() is store._file._writer) == (where == "writer"):
+            raise error
+        checkpoint(connection, mode)
+
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 1)
+    monkeypatch.setattr(store._file, "_checkpoint", trip)
+    async with asyncio.timeout(30):
+        with pytest.raises(StoreFailed):
+            for n in range(1000):
+                await store.put(timer(f"n{n}"))
+                if (copying := store._file._copying) is not None:
+                    await asyncio.wrap_future(copying)
+        await assert_failed(store)
+
+
+def test_a_loop_that_is_closed_before_the_answer_comes(tmp_path: Path, clock: ManualClock) -> None:
+    first, entered, leave = timer("first"), threading.Event(), threading.Event()
+
+    def dawdle(_connection: apsw.Connection, asked: list[None]) -> list[None]:
+        entered.set()
+        assert leave.wait(60)
+        return asked
+
+    async def go_away() -> SqliteStore:
+        store = await sqlite(tmp_path, clock)
+        await store.put(first)
+        asking = asyncio.ensure_future(store._file.write(dawdle, None))
+        await asyncio.to_thread(entered.wait)
+        asking.cancel()
+        return store
+
+    store = asyncio.run(go_away())
+    leave.set()
+    asyncio.run(store.close())  # The thread is still there to be closed, and lets go of the file.
+    asyncio.run(assert_reopens_with(tmp_path, clock, first))
+
+
+# Whether it works.
+
+
+async def test_many_who_ask_whether_it_works_cost_one_write(store: SqliteStore, said: list) -> None:
+    said.clear()
+    for _ in range(50):
+        await asyncio.gather(*(store.ping() for _ in range(20)))
+    commits = len([sql for sql, _ in said if sql == "COMMIT"])
+    assert 1 <= commits < 50  # one a second
+
+
+async def test_a_write_that_was_refused_is_known_to_who_asks(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "PROBE_SECONDS", 1000)
+    monkeypatch.setattr(sqlite_file, "REFUSED_SECONDS", 1000)
+    await store.ping()
+    await with_no_room(store)
+    with pytest.raises(StoreUnavailable, match="full"):
+        await store.put(big())
+    with pytest.raises(StoreUnavailable, match="full"):
+        await store.ping()
+    await on_the_writer(store, lambda c: c.pragma("max_page_count", 1_000_000))
+    monkeypatch.setattr(sqlite_file, "PROBE_SECONDS", 0)
+    monkeypatch.setattr(sqlite_file, "REFUSED_SECONDS", 0)
+    await store.ping()
+
+
+async def test_who_asks_is_told_of_a_file_that_can_not_be_written(store: SqliteStore, tmp_path: Path) -> None:
+    await on_the_writer(store, lambda c: c.set_busy_timeout(10))
+    other = apsw.Connection(str(tmp_path / "duetime.db"))
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable, match="locked"):
+        await store.ping()
+    other.close()
+
+
+async def test_lists_delay_nothing_else(store: SqliteStore) -> None:
+    leave = threading.Event()
+    lists = [asyncio.ensure_future(store._file.read_list(lambda _: leave.wait(60))) for _ in range(40)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await store.put(timer("a"))
+        assert (await store.get("default", "a")).id == "a"
+        await asyncio.gather(
+            *(store.ping(), store.tally(), store.namespaces(), store.cluster()),
+            *(store.lanes(START), store.overdue(range(8), START, 10)),
+        )
+    assert not any(each.done() for each in lists)
+    leave.set()
+    await asyncio.gather(*lists)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda store: store.find(Query(namespace="default")),
+        lambda store: store.page(Filter(), 10),
+        lambda store: store.count(Filter(), 10),
+        lambda store: store.forecast([START, START + 1], 10),
+    ],
+)
+async def test_every_list_has_the_threads_for_lists(store: SqliteStore, ask: Callable[..., Awaitable[object]]) -> None:
+    leave = threading.Event()
+    others = [asyncio.ensure_future(store._file.read(lambda _: leave.wait(60))) for _ in range(sqlite_file.READERS)]
+    async with asyncio.timeout(30):
+        await ask(store)
+    leave.set()
+    await asyncio.gather(*others)
+
+
 # A disk that is full.
+
+
+def big(id: str = "big") -> Timer:
+    return timer(id, definition=definition(Raw(b'"' + b"x" * 30_000 + b'"')))
+
+
+async def with_no_room(store: SqliteStore) -> None:
+    pages = await on_the_writer(store, lambda c: c.pragma("page_count"))
+    await on_the_writer(store, lambda c: c.pragma("max_page_count", pages + 2))
 
 
 async def test_a_full_disk_is_no_damage(store: SqliteStore) -> None:
     await with_timers(store, *(first := spread(20)), old := ended("old", Status.FAILED, at=START - 10))
-    pages = await on_the_writer(store, lambda c: c.pragma("page_count"))
-    await on_the_writer(store, lambda c: c.pragma("max_page_count", pages + 2))
+    await with_no_room(store)
     before, tally = await everything(store), await store.tally()
-    big = [timer(f"b{n}", definition=definition(Raw(b'"' + b"x" * 30_000 + b'"'))) for n in range(5)]
-    answers = await asked_at_once(store, *(store.put(t) for t in big), store.put_many(big))
+    many = [big(f"b{n}") for n in range(5)]
+    answers = await asked_at_once(store, *(store.put(t) for t in many), store.put_many(many))
     assert [type(answer) for answer in answers] == [StoreUnavailable] * 6
     assert "could not write" in str(answers[0])
     assert (await everything(store), await store.tally()) == (before, tally)
@@ -290,15 +470,13 @@ async def test_a_full_disk_is_no_damage(store: SqliteStore) -> None:
     assert await store.get("default", old.id) is None
     # And so does the rest, once there is room.
     await on_the_writer(store, lambda c: c.pragma("max_page_count", 1_000_000))
-    assert await store.put_many(big) == [None] * 5
+    assert await store.put_many(many) == [None] * 5
     assert len(await everything(store)) == len(first) + 5
 
 
 async def test_a_put_that_fits_is_not_refused_for_one_that_does_not(store: SqliteStore) -> None:
-    pages = await on_the_writer(store, lambda c: c.pragma("page_count"))
-    await on_the_writer(store, lambda c: c.pragma("max_page_count", pages + 2))
-    big = timer("big", definition=definition(Raw(b'"' + b"x" * 30_000 + b'"')))
-    answers = await asked_at_once(store, store.put(timer("a")), store.put(big), store.put(timer("b")))
+    await with_no_room(store)
+    answers = await asked_at_once(store, store.put(timer("a")), store.put(big()), store.put(timer("b")))
     assert [type(answer) for answer in answers] == [type(None), StoreUnavailable, type(None)]
     assert {id for _, id in await everything(store)} == {"a", "b"}
 

@@ -39,7 +39,7 @@ LIST_READERS = 2
 """Lists have threads of their own: a page far down a long list takes a while, and nothing else waits for it."""
 PROBE_SECONDS = 1.0
 """For how long the answer of a probe holds: however many clients ask, the disk sees one."""
-REFUSED_SECONDS = 5.0
+REFUSED_SECONDS = 2.0
 """For how long after a write was refused the file counts as one that can't be written."""
 LOG_HEADER_BYTES, FRAME_HEADER_BYTES = 32, 24
 SQLITE_VERSION_MIN = 3_051_003

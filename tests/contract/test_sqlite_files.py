@@ -1,0 +1,150 @@
+"""The files of a SQLite store while it runs: what becomes of it when somebody else removes or changes one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from duetime.errors import SettingsError, StoreFailed
+from duetime.model import Status
+from duetime.store import Filter
+from duetime.stores.sqlite import SqliteStore
+from duetime.stores.sqlite_lock import holder
+from tests.clocks import ManualClock
+from tests.contract.stores import sqlite
+from tests.contract.timers import spread, timer, with_timers
+
+KEPT = 40
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def store(runner: asyncio.Runner, folder: Path, clock: ManualClock) -> Iterator[SqliteStore]:
+    store = runner.run(sqlite(folder, clock))
+    runner.run(with_timers(store, *spread(KEPT)))
+    yield store
+    runner.run(store.close())
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def rename(path: Path) -> None:
+    path.rename(f"{path}.away")
+
+
+def replace(path: Path) -> None:
+    shutil.copy(path, f"{path}.copy")
+    os.replace(f"{path}.copy", path)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def move_folder(path: Path) -> None:
+    path.parent.rename(f"{path.parent}.away")
+
+
+HARM = [
+    *((harm, suffix) for harm in (remove, rename, replace) for suffix in ("", "-wal", "-shm")),
+    *((harm, suffix) for harm in (truncate, halve) for suffix in ("", "-wal")),
+    (move_folder, ""),
+]
+
+
+@pytest.mark.parametrize(("harm", "suffix"), HARM, ids=[f"{harm.__name__}{suffix}" for harm, suffix in HARM])
+async def test_nothing_is_acknowledged_into_a_file_that_is_gone(
+    store: SqliteStore, folder: Path, harm: Callable[[Path], None], suffix: str
+) -> None:
+    if suffix == "" and harm in (truncate, halve):
+        apsw.Connection(str(folder / "duetime.db")).wal_checkpoint()  # so that there is something to cut
+        await store.put(timer("before"))
+    harm(folder / f"duetime.db{suffix}")
+    with pytest.raises(StoreFailed) as raised:
+        await store.put(timer("late"))
+    assert str(folder / "duetime.db") in str(raised.value)
+    async with asyncio.timeout(30):
+        assert await store.failure() is raised.value
+    for verb in (store.put(timer("later")), store.get("default", "t0"), store.ping()):
+        with pytest.raises(StoreFailed):
+            await verb
+
+
+async def test_a_removed_log_takes_nothing_with_it(store: SqliteStore, folder: Path, clock: ManualClock) -> None:
+    (folder / "duetime.db-wal").unlink()
+    with pytest.raises(StoreFailed, match="was copied into the database: start Duetime again"):
+        await store.put(timer("late"))
+    await store.close()
+    again = await sqlite(folder, clock)
+    assert (await again.tally())[Status.PENDING] == KEPT
+    await again.close()
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal"])
+async def test_files_that_were_put_in_the_place_of_ours_are_left_alone(
+    store: SqliteStore, folder: Path, suffix: str
+) -> None:
+    for name in ("duetime.db", "duetime.db-wal"):
+        (folder / name).rename(folder / f"away-{name}")
+        (folder / name).write_bytes(b"of a backup that is being restored")
+    with pytest.raises(StoreFailed, match="was removed, moved or replaced"):
+        await store.put(timer("late"))
+    await store.close()
+    assert (folder / f"duetime.db{suffix}").read_bytes() == b"of a backup that is being restored"
+    # Nor was the log that belongs to the file that was moved away.
+    (folder / "away-duetime.db-wal").rename(folder / "moved.db-wal")
+    (folder / "away-duetime.db").rename(folder / "moved.db")
+    assert apsw.Connection(str(folder / "moved.db")).execute("SELECT count(*) FROM timers").get == KEPT
+
+
+async def test_a_backup_by_another_process_disturbs_nothing(
+    store: SqliteStore, folder: Path, clock: ManualClock
+) -> None:
+    backup = "import apsw, sys; apsw.Connection(sys.argv[1]).execute(f\"VACUUM INTO '{sys.argv[2]}'\")"
+    run = [sys.executable, "-c", backup, str(folder / "duetime.db"), str(folder / "backup.db")]
+    await asyncio.to_thread(subprocess.run, run, check=True, timeout=30)
+    await store.put(timer("after"))
+    assert apsw.Connection(str(folder / "backup.db")).execute("SELECT count(*) FROM timers").get == KEPT
+
+
+async def test_an_orderly_close_leaves_no_log(store: SqliteStore, folder: Path) -> None:
+    await store.get("default", "t0")
+    await store.page(Filter(), 10)
+    await store.ping()
+    await store.close()
+    assert sorted(os.listdir(folder)) == ["duetime.db", "duetime.db.lock"]
+    assert holder(folder / "duetime.db") is None
+
+
+async def test_a_refused_second_store_leaves_the_first_one_its_locks(
+    store: SqliteStore, folder: Path, clock: ManualClock
+) -> None:
+    """A process that opens and closes a file drops all locks that it has on it, SQLite's too."""
+    (folder / "link.db").symlink_to("duetime.db")
+    for path in (folder / "duetime.db", folder / "link.db"):
+        with pytest.raises(SettingsError, match=rf"in use by another Duetime process \(pid {os.getpid()}\)"):
+            await SqliteStore(path, clock).open()
+    # Without its locks, the last other connection to close would take the log for nobody's, and remove it.
+    other = "import apsw, sys; apsw.Connection(sys.argv[1]).execute('SELECT count(*) FROM timers').fetchall()"
+    run = [sys.executable, "-c", other, str(folder / "duetime.db")]
+    await asyncio.to_thread(subprocess.run, run, check=True, timeout=30)
+    assert (folder / "duetime.db-wal").exists()
+    await store.put(timer("after"))
