@@ -88,9 +88,13 @@ async def test_nothing_is_acknowledged_into_a_file_that_is_gone(
             await verb
 
 
-async def test_a_removed_log_takes_nothing_with_it(store: SqliteStore, folder: Path, clock: ManualClock) -> None:
-    (folder / "duetime.db-wal").unlink()
-    with pytest.raises(StoreFailed, match="was copied into the database: start Duetime again"):
+@pytest.mark.parametrize("harm", [remove, rename, replace])
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+async def test_a_lost_log_takes_nothing_with_it(
+    store: SqliteStore, folder: Path, clock: ManualClock, harm: Callable[[Path], None], suffix: str
+) -> None:
+    harm(folder / f"duetime.db{suffix}")
+    with pytest.raises(StoreFailed, match="all timers were saved into the database: start Duetime again"):
         await store.put(timer("late"))
     await store.close()
     again = await sqlite(folder, clock)
@@ -105,11 +109,11 @@ async def test_files_that_were_put_in_the_place_of_ours_are_left_alone(
     for name in ("duetime.db", "duetime.db-wal"):
         (folder / name).rename(folder / f"away-{name}")
         (folder / name).write_bytes(b"of a backup that is being restored")
-    with pytest.raises(StoreFailed, match="was removed, moved or replaced"):
+    with pytest.raises(StoreFailed, match="was replaced while Duetime was using it: put it back"):
         await store.put(timer("late"))
     await store.close()
     assert (folder / f"duetime.db{suffix}").read_bytes() == b"of a backup that is being restored"
-    # Nor was the log that belongs to the file that was moved away.
+    # Nor was the log touched that belongs to the file that was moved away.
     (folder / "away-duetime.db-wal").rename(folder / "moved.db-wal")
     (folder / "away-duetime.db").rename(folder / "moved.db")
     assert apsw.Connection(str(folder / "moved.db")).execute("SELECT count(*) FROM timers").get == KEPT
@@ -142,9 +146,8 @@ async def test_a_refused_second_store_leaves_the_first_one_its_locks(
     for path in (folder / "duetime.db", folder / "link.db"):
         with pytest.raises(SettingsError, match=rf"in use by another Duetime process \(pid {os.getpid()}\)"):
             await SqliteStore(path, clock).open()
-    # Without its locks, the last other connection to close would take the log for nobody's, and remove it.
-    other = "import apsw, sys; apsw.Connection(sys.argv[1]).execute('SELECT count(*) FROM timers').fetchall()"
-    run = [sys.executable, "-c", other, str(folder / "duetime.db")]
-    await asyncio.to_thread(subprocess.run, run, check=True, timeout=30)
-    assert (folder / "duetime.db-wal").exists()
+    ask = "import sys; from pathlib import Path; from duetime.stores.sqlite_lock import holder; "
+    run = [sys.executable, "-c", ask + "print(holder(Path(sys.argv[1])))", str(folder / "duetime.db")]
+    asked = await asyncio.to_thread(subprocess.run, run, check=True, timeout=30, capture_output=True, text=True)
+    assert asked.stdout.strip() == str(os.getpid())
     await store.put(timer("after"))

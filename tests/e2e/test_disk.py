@@ -93,4 +93,4 @@ def test_a_service_at_rest_notices_too(tmp_path: Path) -> None:
     with Duetime(tmp_path / "run", DUETIME_LEASE_TTL="1s") as service:
         (tmp_path / "run" / "duetime.db").rename(tmp_path / "elsewhere.db")
         assert service.wait() == 1
-        assert "was removed, moved or replaced while Duetime was using it" in service.stderr
+        assert "was removed or moved while Duetime was using it" in service.stderr

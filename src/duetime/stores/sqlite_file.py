@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import apsw
 
 from duetime.errors import SettingsError, StoreError, StoreFailed, StoreUnavailable
-from duetime.stores.sqlite_lock import LogRemoved, SqliteLock
+from duetime.stores.sqlite_lock import LogLost, SqliteLock
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -57,9 +57,6 @@ def _connect(path: Path, flags: int, cache_kib: int = READER_CACHE_KIB) -> apsw.
     connection.execute("PRAGMA synchronous = FULL")
     # With one, the planner would sooner read through all timers than look up the 256 that a statement names.
     connection.execute("PRAGMA automatic_index = OFF")
-    # The last connection to close would copy the log into whatever file is in its place, and remove it. Only the writer
-    # may, if all is well.
-    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     return connection
 
 
@@ -135,7 +132,7 @@ class SqliteFile:
                 self._probed = await self._probe()
                 self._probed_at = now
         if problem := self._probed or (now < self._refused_at + REFUSED_SECONDS and self._refusal):
-            raise StoreUnavailable(str(problem))
+            raise self._failure or StoreUnavailable(str(problem))
 
     async def _probe(self) -> StoreError | None:
         def read(_: apsw.Connection) -> None:
@@ -233,7 +230,6 @@ class SqliteFile:
         with contextlib.suppress(apsw.Error):
             if not self._failure:
                 self._checkpoint(connection, apsw.SQLITE_CHECKPOINT_TRUNCATE)
-                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
             connection.close()
 
     def _opened(self, prepare: Callable[[apsw.Connection], None]) -> apsw.Connection:
@@ -306,14 +302,14 @@ class SqliteFile:
     def _check_files(self, connection: apsw.Connection) -> None:
         try:
             self._lock.check(self._log_bytes)
-        except LogRemoved as error:
+        except LogLost as error:
             # It is still open here, and the database is in its place: nothing that was acknowledged has to be lost.
             self._copier.shutdown()
             try:
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_FULL)
-                kept = "what was in it was copied into the database: start Duetime again"
+                kept = "all timers were saved into the database: start Duetime again"
             except apsw.Error as problem:
-                kept = f"what was in it could not be copied into the database ({problem}): restore a backup"
+                kept = f"not all timers could be saved into the database ({problem}): restore a backup"
             raise StoreFailed(f"{error}; {kept}") from error
 
     def _keep_log_short(self, connection: apsw.Connection) -> None:
@@ -344,5 +340,7 @@ class SqliteFile:
     def _copy_log(self) -> None:
         try:
             self._checkpoint(self._reader(), apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except apsw.CantOpenError:
+            pass  # No file descriptor is free for a connection; then the writer copies it all.
         except BaseException as error:
             self._fail(error)

@@ -74,8 +74,8 @@ def open_to_others(path: Path) -> str | None:
     return f"every user of this machine may open {path} (mode {mode:04o}), which holds payloads and keys: chmod 600 it"
 
 
-class LogRemoved(StoreFailed):
-    """The log is gone from its folder, and the database is in its place."""
+class LogLost(StoreFailed):
+    """The log or its index was removed or replaced, and the database is in its place."""
 
 
 class SqliteLock:
@@ -118,13 +118,12 @@ class SqliteLock:
             raise SettingsError(f"DATABASE_URL: {problem}")
         self._database = _identity(os.fstat(database))
         _ours.add(self._database)
-        os.ftruncate(beside, 0)
-        os.pwrite(beside, str(os.getpid()).encode(), 0)
         _make_private(beside)
+        with contextlib.suppress(OSError):  # The disk is full, and what SQLite says about that is better.
+            os.ftruncate(beside, 0)
+            os.pwrite(beside, str(os.getpid()).encode(), 0)
         if os.fstat(database).st_size == 0:
             _make_private(database)  # SQLite gives the log and its index the same mode
-        elif problem := open_to_others(self.path):
-            log.warning("%s", problem)
 
     def _opened(self, path: str) -> int:
         self._open.append(descriptor := os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
@@ -147,10 +146,12 @@ class SqliteLock:
             os.close(self._open.pop())
 
     def watch(self) -> None:
-        """Remember which files these are, now that SQLite has made them all."""
+        """Remember which files these are, now that SQLite has made them all and they turned out to be ours."""
         _name(self._open[0])  # Only now: before it keeps a log, SQLite drops all locks of the process with its own.
         self._log = _identity(os.stat(self._log_path))
         self._index = _identity(os.stat(self._index_path))
+        if problem := open_to_others(self.path):
+            log.warning("%s", problem)
 
     def check(self, log_bytes: int) -> None:
         """Raise ``StoreFailed`` unless every file is the one that was opened, and none is shorter than what was written
@@ -159,7 +160,10 @@ class SqliteLock:
         log = self._seen(self._log_path, self._log)
         self._seen(self._index_path, self._index)
         if database.st_size < self._bytes or log.st_size < log_bytes:
-            raise StoreFailed(f"another program cut {self.path} or its log short: restore a backup, then start again")
+            raise StoreFailed(
+                f"another program has shortened {self.path} or its -wal file, which only Duetime may write to: "
+                "check it (PRAGMA integrity_check) or restore a backup, then start again"
+            )
         self._bytes = database.st_size
 
     def _seen(self, path: str, opened: tuple[int, int]) -> os.stat_result:
@@ -167,15 +171,12 @@ class SqliteLock:
             found = os.stat(path)
             if (found.st_dev, found.st_ino) == opened:
                 return found
-        except FileNotFoundError:
-            if path == self._log_path:
-                raise LogRemoved(f"{path} was removed while Duetime was using it") from None
+            problem = f"{path} was replaced while Duetime was using it"
         except OSError as error:
-            raise StoreFailed(f"{path} can't be found any more: {error.strerror}") from None
-        raise StoreFailed(
-            f"{path} was removed, moved or replaced while Duetime was using it: put the database and its -wal file "
-            "back in their places, or restore a backup, then start again"
-        )
+            problem = f"{path} was removed or moved while Duetime was using it ({error.strerror})"
+        if path != self._path:
+            raise LogLost(problem)
+        raise StoreFailed(f"{problem}: put it back together with its -wal file, or restore a backup, then start again")
 
 
 def _locked(database: int) -> bool:
