@@ -132,3 +132,13 @@ def test_a_stream_that_drops_silently(tmp_path: Path) -> None:
         run = doctor(tmp_path, TIMER_BROKER_URL=server.url)
         assert run.returncode == 1 and run.stdout.count("FAIL") == 2, run.stdout
         assert "is kept in memory" in run.stdout and "drops its oldest messages silently" in run.stdout
+
+
+def test_a_file_that_all_may_read_and_one_with_two_names_are_failures(tmp_path: Path) -> None:
+    (tmp_path / "duetime.db").touch(0o600)
+    assert doctor(tmp_path).returncode == 0
+    (tmp_path / "duetime.db").chmod(0o644)
+    run = doctor(tmp_path)
+    assert run.returncode == 1 and "FAIL  store     every user of this machine may open" in run.stdout, run.stdout
+    os.link(tmp_path / "duetime.db", tmp_path / "other.db")
+    assert "has 2 names (hard links)" in doctor(tmp_path).stdout

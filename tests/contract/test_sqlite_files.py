@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import subprocess
@@ -136,6 +137,19 @@ async def test_an_orderly_close_leaves_no_log(store: SqliteStore, folder: Path) 
     await store.close()
     assert sorted(os.listdir(folder)) == ["duetime.db", "duetime.db.lock"]
     assert holder(folder / "duetime.db") is None
+
+
+def test_a_process_that_holds_the_lock_file_alone_keeps_others_out(
+    runner: asyncio.Runner, folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an older version, or on a system without the other lock."""
+    monkeypatch.setattr(fcntl, "F_OFD_SETLK", 9_999)
+    store = runner.run(sqlite(folder, clock))
+    opening = "import asyncio, sys; from pathlib import Path; from duetime.stores.sqlite import SqliteStore; "
+    run = [sys.executable, "-c", opening + "asyncio.run(SqliteStore(Path(sys.argv[1]), None).open())"]
+    tried = subprocess.run([*run, folder / "duetime.db"], timeout=30, capture_output=True, text=True, check=False)
+    assert f"is in use by another Duetime process (pid {os.getpid()})" in tried.stderr
+    runner.run(store.close())
 
 
 async def test_a_refused_second_store_leaves_the_first_one_its_locks(
