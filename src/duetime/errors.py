@@ -9,6 +9,7 @@
     ├── TimerNotPending      the timer is executing or final, so the change lost the race
     ├── UnknownNamespace     the namespace was never made
     ├── NamespaceConflict    the name is taken by a namespace with other settings
+    ├── TooManyNamespaces    there are as many as the settings allow
     ├── SecretNotFound       the namespace has no such secret
     ├── SettingsError        a setting is missing or wrong; the start stops with this line
     └── StoreError
@@ -71,6 +72,13 @@ class UnknownNamespace(DuetimeError):
 
 class NamespaceConflict(DuetimeError):
     """A namespace of this name exists and has other settings."""
+
+
+class TooManyNamespaces(DuetimeError):
+    """There are as many namespaces as the settings allow."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"there are {most} namespaces already, as many as DUETIME_MAX_NAMESPACES allows: raise it")
 
 
 class SecretNotFound(DuetimeError):

@@ -30,11 +30,12 @@ from duetime.errors import (
     TimerNotFinal,
     TimerNotFound,
     TimerNotPending,
+    TooManyNamespaces,
     UnknownNamespace,
 )
 from duetime.model import DAY_MS, Definition, Namespace, Secret, Status, Target, Timer, destination_of
 from duetime.sharding import shard_of
-from duetime.store import Filter, Hint, Instance, Page, Place, Query, Store
+from duetime.store import Filter, Hint, Instance, Page, Place, Query, Store, Taken
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +81,13 @@ class Service:
         nudge: Callable[..., None],
         *,
         auto_namespaces: bool = False,
+        namespaces_max: int | None = None,
     ) -> None:
         self._store = store
         self._deliverers = deliverers
         self._nudge = nudge
         self._auto_namespaces = auto_namespaces
+        self._namespaces_max = namespaces_max
         self._namespaces: dict[str, Namespace] = {}
         self._changed = asyncio.Event()
         self._new_ids = new_ids(clock)
@@ -144,12 +147,19 @@ class Service:
         for n, answer in enumerate(answers):
             if isinstance(answer, tuple) and (there := next(taken)) is not None:
                 try:
-                    answers[n] = _repeat(there, answer[0].fingerprint), False
-                except TimerConflict as error:
+                    answers[n] = await self._first(answer[0], there), False
+                except (TimerConflict, TimerNotFound) as error:
                     answers[n] = error
         if timers:
             self._nudge(*timers)
         return answers
+
+    async def _first(self, new: Timer, there: Timer | Taken) -> Timer:
+        """The timer that an earlier, equal request made. It is as large as this one: all of a batch may be read."""
+        if isinstance(there, Taken):
+            _check_same(there.fingerprint, new.fingerprint)
+            return await self.get(new.namespace, new.id)
+        return _repeat(there, new.fingerprint)
 
     async def _refused_targets(self, places: Mapping[str, Target]) -> dict[str, DuetimeError]:
         """Which destinations are closed; each is asked about once, all at the same time."""
@@ -160,9 +170,16 @@ class Service:
         """Make the timers of these commands in one durable write. One that is pending already is moved to the new time,
         one that has been fired is left alone: a command may come more than once, and behind later ones, which its stamp
         tells (``fingerprint``). Namespaces are made as they are needed."""
-        for name in {new.namespace for new in news} - self._namespaces.keys():
-            await self.create_namespace(name, shards=None, retention_ms=None)
-        timers = [await self._made(new) for new in news]
+        errors: list[DuetimeError | None] = [None] * len(news)
+        made: list[tuple[int, Timer]] = []
+        for place, new in enumerate(news):
+            try:
+                if new.namespace not in self._namespaces:
+                    await self.create_namespace(new.namespace, shards=None, retention_ms=None)
+                made.append((place, await self._made(new)))
+            except TooManyNamespaces as error:
+                errors[place] = error
+        timers = [timer for _, timer in made]
         taken = await self._store.put_many(timers) if timers else []
         latest: dict[tuple[str, str], int] = {}  # which of the commands about a timer that is there counts
         for place, timer in enumerate(timers):
@@ -171,27 +188,27 @@ class Service:
                 key not in latest or lifecycle.is_later(timer.fingerprint, timers[latest[key]].fingerprint)
             ):
                 latest[key] = place
-        errors: list[DuetimeError | None] = [None] * len(timers)
         places = list(latest.values())
         for start in range(0, len(places), CHANGES_AT_ONCE):
             some = places[start : start + CHANGES_AT_ONCE]
             failures = await asyncio.gather(*(self._command(timers[place], taken[place]) for place in some))
             for place, failure in zip(some, failures, strict=True):
-                errors[place] = failure
+                errors[made[place][0]] = failure
         if timers:
             self._nudge(*timers)
         return errors
 
-    async def _command(self, new: Timer, there: Timer | None) -> DuetimeError | None:
+    async def _command(self, new: Timer, there: Timer | Taken | None) -> DuetimeError | None:
         """Have the command that would have made ``new`` do to the timer in its place what it still may."""
 
         def commanded(timer: Timer) -> Timer:
             return lifecycle.command(timer, execute_at=new.execute_at, stamp=new.fingerprint, now=self.clock.now())
 
-        if there is None or commanded(there) is there:
+        known = there if isinstance(there, Timer) else None
+        if there is None or (known is not None and commanded(known) is known):
             return None
         try:
-            await self._change(new.namespace, new.id, commanded, there)
+            await self._change(new.namespace, new.id, commanded, known)
         except TimerNotFound:
             pass  # It was removed meanwhile.
         except DuetimeError as error:
@@ -240,8 +257,8 @@ class Service:
         return timer
 
     async def find(self, query: Query) -> tuple[list[Timer], int]:
-        """One page by number, and the exact number of timers that the query matches."""
-        timers = await self._store.find(query)
+        """One page by number, without payloads, and the exact number of timers that the query matches."""
+        timers = await self._store.find(msgspec.structs.replace(query, brief=True))
         counts = await self._store.tally(query.namespace)
         return timers, sum(counts.values()) if query.status is None else counts[query.status]
 
@@ -319,13 +336,18 @@ class Service:
         return await self._change_all(filter, limit, lambda timer: lifecycle.replay(timer, now=self.clock.now()))
 
     async def _change_all(self, filter: Filter, limit: int, change: Callable[[Timer], Timer]) -> Counted:
-        page = await self._store.page(filter, limit)
-        changed = 0
-        for start in range(0, len(page.timers), CHANGES_AT_ONCE):
-            some = page.timers[start : start + CHANGES_AT_ONCE]
-            done = await asyncio.gather(*(self._changed_first(timer, change) for timer in some))
-            changed += sum(done)
-        return Counted(changed, page.next is not None)
+        changed = seen = 0
+        after: Place | None = None
+        while True:
+            page = await self._store.page(filter, limit - seen, after)
+            for start in range(0, len(page.timers), CHANGES_AT_ONCE):
+                some = page.timers[start : start + CHANGES_AT_ONCE]
+                done = await asyncio.gather(*(self._changed_first(timer, change) for timer in some))
+                changed += sum(done)
+            seen += len(page.timers)
+            after = page.next
+            if after is None or seen >= limit:
+                return Counted(changed, after is not None)
 
     async def _changed_first(self, timer: Timer, change: Callable[[Timer], Timer]) -> bool:
         """Change a timer; False when somebody else has changed it so that it can't be any more."""
@@ -355,12 +377,16 @@ class Service:
         return sorted(self._namespaces.values(), key=lambda namespace: namespace.name)
 
     async def namespace(self, name: str) -> Namespace:
-        if name not in self._namespaces:
-            await self.start()  # Another instance may have made it just now.
-        try:
-            return self._namespaces[name]
-        except KeyError:
-            raise UnknownNamespace(name) from None
+        known = self._namespaces.get(name)
+        return await self._read_namespace(name) if known is None else known
+
+    async def _read_namespace(self, name: str) -> Namespace:
+        """The namespace as it is now: another instance may have made or changed it."""
+        there = await self._store.namespace(name)
+        if there is None:
+            raise UnknownNamespace(name)
+        self._namespaces[name] = there
+        return there
 
     async def _namespace_for(self, name: str) -> Namespace:
         if name not in self._namespaces and self._auto_namespaces:
@@ -378,7 +404,7 @@ class Service:
             retention_ms=retention_ms,
             weight=1 if weight is None else weight,
         )
-        there = await self._store.put_namespace(new)
+        there = await self._store.put_namespace(new, self._namespaces_max)
         self._namespaces[name] = there or new
         if there is None:
             self._store.hint(Hint(namespaces=True))
@@ -394,8 +420,7 @@ class Service:
     async def change_namespace(self, name: str, change: Callable[[Namespace], Namespace]) -> Namespace:
         """Replace a namespace by what ``change`` makes of it."""
         for _ in range(CHANGE_TRIES_MAX):
-            await self.start()
-            before = await self.namespace(name)
+            before = await self._read_namespace(name)
             after = msgspec.structs.replace(change(before), revision=before.revision + 1)
             if await self._store.swap_namespace(before, after):
                 self._namespaces[name] = after
@@ -474,9 +499,13 @@ def _counted(number: int) -> Counted:
 
 
 def _repeat(there: Timer, fingerprint: str) -> Timer:
-    if there.fingerprint != fingerprint:
-        raise TimerConflict("a timer was made with this key or id and other parameters")
+    _check_same(there.fingerprint, fingerprint)
     return there
+
+
+def _check_same(there: str, fingerprint: str) -> None:
+    if there != fingerprint:
+        raise TimerConflict("a timer was made with this key or id and other parameters")
 
 
 _encode = msgspec.json.Encoder(order="deterministic").encode

@@ -41,6 +41,10 @@ EVERYWHERE: Mapping[int, int] = {}
 """No lane has a limit of its own."""
 LANES_PAGE = 20_000
 """How many lanes one page of ``Store.lanes`` reads at most."""
+PAGE_BYTES_MAX = 4 << 20
+"""About how many bytes of timers one answer has at most; the last one may reach beyond it."""
+BEGIN_BYTES_MAX = 4 << 20
+"""The same for what one begin brings."""
 
 
 class Standing(Struct, frozen=True):
@@ -84,7 +88,7 @@ class Begun(Struct, frozen=True):
     timers: list[Timer]
     next_at: int | None  # the earliest instant at which something else falls due, in a paused namespace too
     refused: frozenset[int] = frozenset()
-    more: bool = False  # whether the limit, not that of a lane, left due timers behind, or more are due than it reads
+    more: bool = False  # whether a limit, not that of a lane, left due timers behind, or more are due than it reads
     lanes: dict[int, int] = {}  # of those that were asked for: the earliest ``fire_at`` that is left in each
 
 
@@ -135,6 +139,7 @@ class Query(Struct, frozen=True, kw_only=True):
     descending: bool = True
     limit: int = 50
     offset: int = 0
+    brief: bool = False  # leave out payloads and metadata, however many bytes they are
 
 
 class Order(enum.StrEnum):
@@ -197,6 +202,12 @@ class Page(Struct, frozen=True):
     next: Place | None  # where the next page begins; None when there is none
 
 
+class Taken(Struct, frozen=True):
+    """A timer that has the identity of a new one, and that was not read along: too many bytes came before it."""
+
+    fingerprint: str
+
+
 class Store(Protocol):
     shards: int
     """How many shards there are, fixed when the store was first opened."""
@@ -219,8 +230,8 @@ class Store(Protocol):
         """Write a new timer, which nothing has happened to yet; when its identity is taken, leave that one alone and
         return it."""
 
-    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | None]:
-        """``put`` for each, in one durable write."""
+    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | Taken | None]:
+        """``put`` for each, in one durable write. Of the timers that were there it reads ``PAGE_BYTES_MAX``."""
 
     async def get(self, namespace: str, id: str) -> Timer | None:
         """The timer as last written, pending or final."""
@@ -232,7 +243,8 @@ class Store(Protocol):
         """One page of timers."""
 
     async def page(self, filter: Filter, limit: int, after: Place | None = None) -> Page:
-        """Up to ``limit`` timers in the filter's order, behind ``after``.
+        """Up to ``limit`` timers in the filter's order, behind ``after``, and about ``PAGE_BYTES_MAX`` of them. A page
+        that is not the last may be short, but has at least one timer. What does not fit is not read.
 
         A timer that neither moves nor changes its status while somebody pages is shown exactly once, whatever comes and
         goes around it.
@@ -274,7 +286,8 @@ class Store(Protocol):
         Due is a pending timer whose ``fire_at`` has come, and an executing one that an older version of its shard
         began and whose deadline has passed. Each goes through ``lifecycle.begin``. Paused namespaces are left out. It
         reads a bounded number of due timers: when more are due, it says so, and ``begin_lanes`` gets at the others.
-        What a lane's own limit holds back is not counted as more: the caller knows the limit.
+        What a lane's own limit holds back is not counted as more: the caller knows the limit. What it brings ends at
+        ``BEGIN_BYTES_MAX`` or before, but with at least one timer: what that leaves behind is more.
         """
 
     async def begin_lanes(
@@ -282,7 +295,8 @@ class Store(Protocol):
     ) -> Begun:
         """``begin`` for these lanes alone, at least one, oldest first in each. What is due in other lanes costs
         nothing. When more than ``limit`` are due, each lane gets its share, rounded up or down; what one does not need
-        goes to the others. Lost attempts of these lanes count like all that is due.
+        goes to the others; and when they are more than ``BEGIN_BYTES_MAX``, each gets its share of that. Lost attempts
+        of these lanes count like all that is due.
 
         ``Begun.lanes`` has the earliest of what is left: due timers first, then pending ones that will be. Attempts
         that may yet be lost are not in it, nor are lanes in which nothing is left or whose namespace is paused.
@@ -317,13 +331,18 @@ class Store(Protocol):
     # Upkeep.
 
     async def purge(self, *, retention_ms: int, limit: int) -> int:
-        """Drop up to ``limit`` final timers that are older than their namespace's retention or the given one."""
+        """Drop up to ``limit`` final timers that are older than their namespace's retention or the given one, a few of
+        each namespace at a time, so that nobody waits long; less than ``limit`` only when no more are old."""
 
     async def namespaces(self) -> list[Namespace]:
-        """Every namespace; ``default`` is always among them."""
+        """Every namespace; ``default`` is always among them. Cheap while none has changed."""
 
-    async def put_namespace(self, namespace: Namespace) -> Namespace | None:
-        """Write a new namespace; when the name is taken, leave that one alone and return it."""
+    async def namespace(self, name: str) -> Namespace | None:
+        """The namespace of this name."""
+
+    async def put_namespace(self, namespace: Namespace, most: int | None = None) -> Namespace | None:
+        """Write a new namespace; when the name is taken, leave that one alone and return it. Raises
+        ``TooManyNamespaces`` when there are ``most`` already."""
 
     async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
         """Replace ``before`` by ``after``, which has the next revision, if it is still at its own; say whether."""

@@ -188,7 +188,7 @@ async def test_put(store: SqliteStore, used) -> None:
     assert await store.put(timer("new")) is None
     assert used() == set()
     assert await store.put(timer("t7")) is not None
-    assert used() == {BY_UUID}
+    assert used() == {BY_UUID, BY_SEQ}
 
 
 async def test_swap(store: SqliteStore, plans: Plans, used) -> None:
@@ -236,7 +236,7 @@ PAGES = pytest.mark.parametrize(
         (Filter(status=Status.PENDING), DUE_NEXT),
         (Filter(status=Status.PENDING, namespace="default"), DUE_NEXT),
         (Filter(status=Status.EXECUTING), LOST_NEXT),
-        (Filter(status=Status.FAILED), BY_AGE),
+        *((Filter(status=each), f"INDEX timers_{each} (updated_at<?)") for each in Status if each.final),
         (Filter(status=Status.FAILED, namespace="default"), BY_AGE),
         (Filter(correlation_id="a"), "INDEX timers_correlation_id (correlation_id=? AND rowid<?)"),
         (
@@ -252,7 +252,8 @@ PAGES = pytest.mark.parametrize(
 @PAGES
 async def test_a_page_is_a_walk_along_an_index_and_sorts_nothing(store: SqliteStore, used, filter, index) -> None:
     await store.page(filter, 10)
-    assert used() == {index}
+    # What it finds there it reads by its rowid, if it finds anything.
+    assert {index} <= used() <= {index, BY_SEQ}
 
 
 @PAGES

@@ -45,7 +45,8 @@ class Trust(enum.Enum):
 
 
 def slots_of(timer: Timer) -> int:
-    return 1 + len(timer.definition.payload) // SLOT_BYTES
+    definition = timer.definition
+    return 1 + (len(definition.payload) + len(definition.metadata)) // SLOT_BYTES
 
 
 class Destination:

@@ -16,9 +16,10 @@ from msgspec import Struct
 
 from duetime import lifecycle
 from duetime.clock import Clock
-from duetime.errors import StoreError
+from duetime.errors import StoreError, TooManyNamespaces
 from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer, destination_of
 from duetime.store import (
+    BEGIN_BYTES_MAX,
     EVERYWHERE,
     LANES_PAGE,
     UNNAMED,
@@ -37,7 +38,9 @@ from duetime.store import (
     Query,
     Sort,
     Standing,
+    Taken,
 )
+from duetime.stores.budget import brief, fitting, size_of
 from duetime.stores.dealing import deal
 
 
@@ -80,8 +83,13 @@ class MemoryStore:
         self._timers[key], self._marks[key] = timer, self._mark
         return None
 
-    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | None]:
-        return [await self.put(timer) for timer in timers]
+    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | Taken | None]:
+        there = [await self.put(timer) for timer in timers]
+        taken = [place for place, timer in enumerate(there) if timer is not None]
+        whole = set(taken[: fitting([size_of(timer) for timer in there if timer is not None])])
+        return [
+            timer if timer is None or place in whole else Taken(timer.fingerprint) for place, timer in enumerate(there)
+        ]
 
     async def get(self, namespace: str, id: str) -> Timer | None:
         return self._timers.get((namespace, id))
@@ -107,7 +115,8 @@ class MemoryStore:
             found.sort(key=lambda t: t.execute_at)
         if query.descending:
             found.reverse()
-        return found[query.offset : query.offset + query.limit]
+        page = found[query.offset : query.offset + query.limit]
+        return [brief(timer) for timer in page] if query.brief else page
 
     async def page(self, filter: Filter, limit: int, after: Place | None = None) -> Page:
         order = filter.order
@@ -130,7 +139,8 @@ class MemoryStore:
 
         found = sorted(((place(t), t) for t in self._timers.values() if filter.matches(t)), key=lambda x: rank(x[0]))
         behind = [(at, t) for at, t in found if after is None or rank(at) > rank(after)]
-        return Page([t for _, t in behind[:limit]], behind[limit - 1][0] if len(behind) > limit else None)
+        count = fitting([size_of(t) for _, t in behind[:limit]])
+        return Page([t for _, t in behind[:count]], behind[count - 1][0] if len(behind) > count else None)
 
     async def tally(self, namespace: str | None = None) -> dict[Status, int]:
         counts = Counter(t.status for t in self._timers.values() if namespace in (None, t.namespace))
@@ -218,6 +228,8 @@ class MemoryStore:
                 break
             taken[timer.lane] += 1
             chosen.append(timer)
+        within = fitting([size_of(timer) for timer in chosen], BEGIN_BYTES_MAX)
+        chosen, more = chosen[:within], more or within < len(chosen)
         next_at = now if more else min((at for at, _ in later), default=None)
         return Begun(self._begun(chosen, ours, now), next_at, frozenset(held.keys() - ours.keys()), more)
 
@@ -227,7 +239,7 @@ class MemoryStore:
         now, ours, due, later = self._look(owner_id, held)
         in_lanes = [[timer for timer in due if timer.lane == portion.lane] for portion in portions]
         wishes = [(min(p.most, len(timers)), p.share) for p, timers in zip(portions, in_lanes, strict=True)]
-        counts = deal(limit, wishes)
+        counts = _afford(deal(limit, wishes), in_lanes, [portion.share for portion in portions])
         chosen = [timer for timers, count in zip(in_lanes, counts, strict=True) for timer in timers[:count]]
         left = {}
         for portion, timers, count in zip(portions, in_lanes, counts, strict=True):
@@ -330,9 +342,16 @@ class MemoryStore:
     async def namespaces(self) -> list[Namespace]:
         return list(self._namespaces.values())
 
-    async def put_namespace(self, namespace: Namespace) -> Namespace | None:
-        there = self._namespaces.setdefault(namespace.name, namespace)
-        return None if there is namespace else there
+    async def namespace(self, name: str) -> Namespace | None:
+        return self._namespaces.get(name)
+
+    async def put_namespace(self, namespace: Namespace, most: int | None = None) -> Namespace | None:
+        if namespace.name in self._namespaces:
+            return self._namespaces[namespace.name]
+        if most is not None and len(self._namespaces) >= most:
+            raise TooManyNamespaces(most)
+        self._namespaces[namespace.name] = namespace
+        return None
 
     async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
         there = self._namespaces.get(before.name)
@@ -340,3 +359,15 @@ class MemoryStore:
             return False
         self._namespaces[before.name] = after
         return True
+
+
+def _afford(counts: Sequence[int], in_lanes: Sequence[Sequence[Timer]], shares: Sequence[float]) -> list[int]:
+    """How many to take of each lane, by its share, where so many of all would be too many bytes."""
+    turns = sorted(
+        ((place + 1) / share, timer.fire_at, lane, size_of(timer))
+        for lane, (count, timers, share) in enumerate(zip(counts, in_lanes, shares, strict=True))
+        for place, timer in enumerate(timers[:count])
+    )
+    within = fitting([size for *_, size in turns], BEGIN_BYTES_MAX)
+    taken = Counter(lane for _, _, lane, _ in turns[:within])
+    return [taken[lane] for lane in range(len(counts))]

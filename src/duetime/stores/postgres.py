@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from duetime.clock import Clock
-from duetime.errors import SettingsError, StoreError, StoreIndeterminate, StoreUnavailable
+from duetime.errors import SettingsError, StoreError, StoreIndeterminate, StoreUnavailable, TooManyNamespaces
 from duetime.model import DAY_MS, DEFAULT_NAMESPACE, Namespace, Status, Timer, timer_uuid
 from duetime.store import (
     EVERYWHERE,
@@ -33,15 +33,18 @@ from duetime.store import (
     Portion,
     Query,
     Standing,
+    Taken,
 )
 from duetime.stores import postgres_statements as sql
+from duetime.stores.budget import brief, in_parts
 from duetime.stores.gathering import Gathering
 from duetime.stores.orders import ORDERS
 from duetime.stores.postgres_hints import PostgresHints
 from duetime.stores.postgres_lists import FORECAST, count, find, page
 from duetime.stores.postgres_pool import Connection, PostgresPool, Refused
+from duetime.stores.postgres_purge import LOCK_MS_MAX, drop_rows, drop_slices
 from duetime.stores.postgres_rows import encode, end, fixed, new, state, timer_of
-from duetime.stores.postgres_schema import MIGRATIONS, SCHEMA, slice_statements, slice_width_ms
+from duetime.stores.postgres_schema import MIGRATIONS, SCHEMA, SLICE_LOCK, slice_statements, slice_width_ms
 from duetime.stores.targets import destination_in
 
 log = logging.getLogger(__name__)
@@ -49,13 +52,11 @@ log = logging.getLogger(__name__)
 CONNECTIONS_MAX = 8
 PUT_MAX = 500
 PUT_TRIES_MAX = 3
-MIGRATION_LOCK, SLICE_LOCK = 4_711_001, 4_711_002
+MIGRATION_LOCK = 4_711_001
 MIGRATION_SECONDS_MAX = 3600.0
 FINISHED_ALREADY = "DT001"
 NO_SLICE = ("23514", "23502")  # there is no partition, or no name of one to count by: whichever is missed first
 NOT_HELD = -1
-LOCK_MS_MAX = 1_000
-"""How long upkeep waits for a lock: everybody else waits behind it meanwhile, and it comes again in a minute."""
 
 
 class PostgresStore:
@@ -74,7 +75,8 @@ class PostgresStore:
         self._virtual_clock = virtual_clock
         self._pool = PostgresPool(url, size=CONNECTIONS_MAX)
         self._hints = PostgresHints(self._pool)
-        self._puts: Gathering[Timer, Timer | None] = Gathering(self._put, batch_max=PUT_MAX)
+        self._namespaces: tuple[object, list[Namespace]] = None, []
+        self._puts: Gathering[Timer, Timer | Taken | None] = Gathering(self._put, batch_max=PUT_MAX)
 
     async def open(self) -> None:
         await self._pool.open()
@@ -116,14 +118,17 @@ class PostgresStore:
     # Timers.
 
     async def put(self, timer: Timer) -> Timer | None:
-        return await self._puts(timer)
+        there = await self._puts(timer)
+        while isinstance(there, Taken):
+            there = await self.get(timer.namespace, timer.id) or await self._puts(timer)
+        return there
 
-    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | None]:
+    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | Taken | None]:
         return await self._put(timers)
 
-    async def _put(self, timers: Sequence[Timer]) -> list[Timer | None]:
+    async def _put(self, timers: Sequence[Timer]) -> list[Timer | Taken | None]:
         """Write what can be written and find what is in the way of the rest; what has gone meanwhile is tried again."""
-        answers: dict[int, Timer | None] = {}
+        answers: dict[int, Timer | Taken | None] = {}
         lost: StoreIndeterminate | None = None
         for _ in range(PUT_TRIES_MAX):
             left = [(place, timer) for place, timer in enumerate(timers) if place not in answers]
@@ -141,15 +146,19 @@ class PostgresStore:
                         raise
                 except StoreIndeterminate as error:
                     lost = error
-                there = {timer.uuid: timer for timer in await self._get([timer.uuid for _, timer in left])}
+                others = [timer.uuid for _, timer in left if (timer.uuid, timer.revision) not in written]
+                rows = await self._pool.read(sql.TAKEN, others)
             except StoreUnavailable as error:
                 raise lost or error from error
+            there = {timer_uuid(row["namespace"], row["id"]): row for row in rows}
             for place, timer in left:
                 if (timer.uuid, timer.revision) in written:
                     answers[place] = None
-                elif taken := there.get(timer.uuid):
+                elif row := there.get(timer.uuid):
                     # A firing begins with a random number: the same one means that our own write was not lost.
-                    answers[place] = None if lost and taken.firing == timer.firing else taken
+                    ours = lost and row["firing"] == timer.firing
+                    unread = row["definition"] is None
+                    answers[place] = None if ours else Taken(row["fingerprint"]) if unread else timer_of(row)
         if len(answers) < len(timers):
             raise lost or StoreUnavailable("the timer keeps changing; try again")
         return [answers[place] for place in range(len(timers))]
@@ -172,15 +181,20 @@ class PostgresStore:
 
     async def find(self, query: Query) -> list[Timer]:
         statement, arguments = find(query)
-        return [timer_of(row) for row in await self._pool.read(statement, *arguments)]
+        found = await self._pool.read(statement, *arguments)
+        uuids, sizes = [row["uuid"] for row in found], [row["bytes"] for row in found]
+        there: dict[bytes, Timer] = {}
+        for part in in_parts(uuids, sizes):
+            there |= {timer.uuid: brief(timer) if query.brief else timer for timer in await self._get(part)}
+        return [there[uuid] for uuid in uuids if uuid in there]
 
     async def page(self, filter: Filter, limit: int, after: Place | None = None) -> Page:
         statement, arguments = page(filter, limit, self._now(), after, await self._names(filter))
         rows = await self._pool.read(statement, *arguments)
-        timers = [timer_of(row) for row in rows[:limit]]
-        if len(rows) <= limit:
+        timers = [timer_of(row) for row in rows]
+        if not rows or rows[-1]["found"] == len(rows):
             return Page(timers, None)
-        last = rows[limit - 1]
+        last = rows[-1]
         return Page(timers, Place(filter.order, last[ORDERS[filter.order][0]], last["seq"]))
 
     async def tally(self, namespace: str | None = None) -> dict[Status, int]:
@@ -318,33 +332,37 @@ class PostgresStore:
         now: int = await self._pool.work(self._make_slices)
         kept = {namespace.name: self._kept_ms(namespace) for namespace in await self.namespaces()}
         longest = max(kept.values())
-        purged: int = await self._pool.work(lambda connection: self._drop_slices(connection, now - longest))
-        for name, kept_ms in kept.items():
-            if kept_ms == longest and kept_ms >= DAY_MS:
-                continue
-            for status in (Status.COMPLETED, Status.FAILED, Status.CANCELED):
-                if purged < limit:
-                    [row] = await self._pool.write(sql.PURGE, name, status.value, now - kept_ms, limit - purged)
-                    purged += row["purged"]
-        return purged
+        purged: int = await self._pool.work(lambda connection: drop_slices(connection, now - longest))
+        short = {name: now - kept_ms for name, kept_ms in kept.items() if kept_ms < max(longest, DAY_MS)}
+        return purged + await drop_rows(self._pool, short, limit - purged)
 
     def _kept_ms(self, namespace: Namespace) -> int:
         return self._retention_ms if namespace.retention_ms is None else namespace.retention_ms
 
     async def namespaces(self) -> list[Namespace]:
-        rows = await self._pool.read("SELECT definition FROM namespaces ORDER BY name")
-        return [_namespace(definition) for (definition,) in rows]
+        # None is ever removed, and each change adds to a revision: while these two are the same, all are.
+        [(number, changes)] = await self._pool.read("SELECT count(*), sum(revision) FROM namespaces")
+        if self._namespaces[0] != (number, changes):
+            rows = await self._pool.read(sql.NAMESPACES)
+            self._namespaces = (number, changes), [_namespace(definition) for (definition,) in rows]
+        return list(self._namespaces[1])
 
-    async def put_namespace(self, namespace: Namespace) -> Namespace | None:
+    async def namespace(self, name: str) -> Namespace | None:
+        rows = await self._pool.read("SELECT definition FROM namespaces WHERE name = $1", name)
+        return _namespace(rows[0]["definition"]) if rows else None
+
+    async def put_namespace(self, namespace: Namespace, most: int | None = None) -> Namespace | None:
         statement = (
-            "INSERT INTO namespaces (name, paused, definition, revision) VALUES ($1, $2, $3, $4) "
-            "ON CONFLICT DO NOTHING RETURNING name"
+            "INSERT INTO namespaces (name, paused, definition, revision) SELECT $1, $2, $3, $4 "
+            "WHERE $5::bigint IS NULL OR (SELECT count(*) FROM namespaces) < $5 ON CONFLICT DO NOTHING RETURNING name"
         )
         values = namespace.name, namespace.paused, encode(namespace), namespace.revision
-        if await self._pool.write(statement, *values):
+        if await self._pool.write(statement, *values, most):
             return None
-        [(definition,)] = await self._pool.read("SELECT definition FROM namespaces WHERE name = $1", namespace.name)
-        return _namespace(definition)
+        there = await self.namespace(namespace.name)
+        if there is None:
+            raise TooManyNamespaces(most or 0)
+        return there
 
     async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
         statement = (
@@ -410,29 +428,16 @@ class PostgresStore:
             await connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS_MAX}")
             now = await self._store_now(connection)
             slices = {starts: ends for starts, ends in await connection.fetch("SELECT starts_at, ends_at FROM slices")}
-            namespaces = await connection.fetch("SELECT definition FROM namespaces")
-            width_ms = slice_width_ms(max(self._kept_ms(_namespace(definition)) for (definition,) in namespaces))
             for at in (now, now + DAY_MS):
                 if not any(starts <= at < ends for starts, ends in slices.items()):
+                    kept = [self._kept_ms(_namespace(each)) for (each,) in await connection.fetch(sql.NAMESPACES)]
+                    width_ms = slice_width_ms(max(kept))
                     starts_at = max([at // DAY_MS * DAY_MS, *(ends for ends in slices.values() if ends <= at)])
                     ends_at = min([starts_at + width_ms, *(s for s in slices if s > at)])
                     for statement in slice_statements(starts_at, ends_at):
                         await connection.execute(statement)
                     slices[starts_at] = ends_at
         return now
-
-    async def _drop_slices(self, connection: Connection, until: int) -> int:
-        """Drop the slices that ended by then; how many timers were in them."""
-        dropped = 0
-        for starts_at, _ in await connection.fetch("SELECT starts_at, ends_at FROM slices WHERE ends_at <= $1", until):
-            async with connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock($1)", SLICE_LOCK)
-                await connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS_MAX}")
-                if await connection.fetch("DELETE FROM slices WHERE starts_at = $1 RETURNING 1", starts_at):
-                    await connection.execute(f"DROP TABLE history_{starts_at}")
-                    counted = await connection.fetch("DELETE FROM tallies WHERE slice = $1 RETURNING timers", starts_at)
-                    dropped += sum(number for (number,) in counted)
-        return dropped
 
     async def _into_history(self, statement: str, *arguments: object) -> list[Any]:
         """A write that may need the slice of now. Upkeep makes slices a day ahead; this is for when it could not."""

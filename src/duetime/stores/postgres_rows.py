@@ -36,6 +36,8 @@ FIRST = {
 
 TIMER = ", ".join(Timer.__struct_fields__)
 """What to select for ``timer_of``."""
+BYTES = "octet_length(definition) + octet_length(attempts)"
+"""How large a timer is; PostgreSQL knows it without reading what is kept apart from the row."""
 _WIDTH = len(Timer.__struct_fields__)
 _DEFINITION, _STATUS, _ATTEMPTS = map(Timer.__struct_fields__.index, ("definition", "status", "attempts"))
 

@@ -20,6 +20,8 @@ from duetime.model import DAY_MS
 from duetime.stores.targets import HTTP
 
 SCHEMA = "duetime"
+SLICE_LOCK = 4_711_002
+"""The advisory lock of those who make and drop slices."""
 
 _COLUMNS = """
         uuid           bytea NOT NULL,
@@ -184,6 +186,13 @@ MIGRATIONS: tuple[str, ...] = (
         version bigint, attempts text
     );
     ALTER TABLE namespaces ADD COLUMN revision bigint NOT NULL DEFAULT 0;
+    """,
+    # With thousands of namespaces, a page of all timers that failed does not ask each of them, and a look does not read
+    # them all to see which are paused (docs/decisions/0025).
+    """
+    CREATE INDEX IF NOT EXISTS history_ended ON history (status, (updated_at + 0), (seq + 0))
+    WHERE status <> 'completed';
+    CREATE INDEX IF NOT EXISTS namespaces_paused ON namespaces (name) WHERE paused;
     """,
 )
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from duetime.lifecycle import ATTEMPT_GRACE_MS
-from duetime.store import LANES_PAGE
-from duetime.stores.postgres_rows import END, FIRST, FIXED, NEW, STATE, TIMER
+from duetime.store import LANES_PAGE, PAGE_BYTES_MAX
+from duetime.stores.postgres_rows import BYTES, END, FIRST, FIXED, NEW, STATE, TIMER
 from duetime.stores.targets import HEAD_CHARS
 
 BEGIN_MAX = 1_000
@@ -35,11 +35,11 @@ def _columns(*columns: Iterable[str], of: str = "") -> str:
     return ", ".join(f"{of}{name}" for group in columns for name in group)
 
 
-_SLICE = "(SELECT starts_at FROM slices WHERE starts_at <= {at} AND {at} < ends_at)"
-_SLICE_NOW = _SLICE.format(at="(SELECT now FROM clock)")
+SLICE = "(SELECT starts_at FROM slices WHERE starts_at <= {at} AND {at} < ends_at)"
+_SLICE_NOW = SLICE.format(at="(SELECT now FROM clock)")
 
 
-def _counted(changes: str) -> str:
+def counted(changes: str) -> str:
     """A CTE that adds ``changes`` (namespace, status, slice, change) to the counts."""
     return f"""
         counted AS (
@@ -59,20 +59,38 @@ PUT = f"""
         ORDER BY uuid, seq
         ON CONFLICT (uuid) DO NOTHING
         RETURNING uuid, revision, namespace
-    ), {_counted("SELECT namespace, 'pending' AS status, 0 AS slice, 1 AS change FROM written")}
+    ), {counted("SELECT namespace, 'pending' AS status, 0 AS slice, 1 AS change FROM written")}
     SELECT count(*) AS number, refuse_finished(array_agg(uuid)),
         CASE WHEN count(*) < cardinality($1) THEN array_agg(uuid) END AS uuids,
         CASE WHEN count(*) < cardinality($1) THEN array_agg(revision) END AS revisions
     FROM written
 """
 
+NAMESPACES = "SELECT definition FROM namespaces ORDER BY name"
 GET = f"SELECT {TIMER} FROM timers WHERE uuid = ANY ($1) UNION ALL SELECT {TIMER} FROM history WHERE uuid = ANY ($1)"
+
+# $1: keys. The timers that have these, as many bytes of them as a page has; of the others definition and attempts are
+# missing.
+TAKEN = f"""
+    SELECT {
+    TIMER.replace("definition", "CASE WHEN bytes_before < {0} THEN definition END AS definition")
+    .replace("attempts", "CASE WHEN bytes_before < {0} THEN attempts END AS attempts")
+    .format(PAGE_BYTES_MAX)
+}
+    FROM (
+        SELECT *, sum({BYTES}) OVER (ORDER BY uuid ROWS UNBOUNDED PRECEDING) - ({BYTES}) AS bytes_before
+        FROM (
+            SELECT {TIMER}, uuid FROM timers WHERE uuid = ANY ($1)
+            UNION ALL SELECT {TIMER}, uuid FROM history WHERE uuid = ANY ($1)
+        ) AS found
+    ) AS counted
+"""
 
 
 def swap(*, was_final: bool, becomes_final: bool | None) -> str:
     """$1: now, $2: uuid, $3: revision, $4: namespace, $5: status before, $6: the row that takes its place."""
     source, destination = ("history" if final else "timers" for final in (was_final, becomes_final))
-    slice_before = _SLICE.format(at="(SELECT ended_at FROM gone)") if was_final else "0"
+    slice_before = SLICE.format(at="(SELECT ended_at FROM gone)") if was_final else "0"
     changes = f"SELECT $4::text AS namespace, $5::text AS status, {slice_before} AS slice, -1 AS change FROM gone"
     put = ""
     if becomes_final is not None:
@@ -87,7 +105,7 @@ def swap(*, was_final: bool, becomes_final: bool | None) -> str:
     return f"""
         WITH clock AS MATERIALIZED (SELECT {now("$1")} AS now),
         gone AS (DELETE FROM {source} WHERE uuid = $2 AND revision = $3 RETURNING *),
-        {put} {_counted(changes)}
+        {put} {counted(changes)}
         SELECT count(*) = 1 AS swapped FROM gone
     """
 
@@ -101,9 +119,7 @@ SWAPS = {
 REACH = BEGIN_MAX
 """How many due timers a look reads, whatever its limit: some may be held back."""
 
-_CANDIDATE = (
-    "ctid AS at, shard, revision, status, fire_at, seq, octet_length(definition) + octet_length(attempts) AS bytes"
-)
+_CANDIDATE = f"ctid AS at, shard, revision, status, fire_at, seq, {BYTES} AS bytes"
 _HELD = "(SELECT versions FROM held)[shard + 1]"
 _DUE = f"fire_at <= (SELECT now FROM clock) AND {_HELD} >= 0"
 _LOST = f"version <> {_HELD} AND (deadline_at <= (SELECT now FROM clock) OR $5)"
@@ -145,7 +161,7 @@ def _begun(said: str) -> str:
         AND due.shard = ANY (ARRAY(SELECT shard FROM fence))  -- a join would be planned as if one timer were due
         RETURNING {", ".join(f"timers.{name}" for name in TIMER.split(", "))}, timers.seq, due.status AS status_before
     ), {
-        _counted('''
+        counted('''
         SELECT namespace, status_before AS status, 0 AS slice, -1 AS change FROM begun
         UNION ALL SELECT namespace, 'executing', 0, 1 FROM begun
     ''')
@@ -321,7 +337,7 @@ RECORD = f"""
         UPDATE timers SET {", ".join(f"{name} = moving.{name}" for name in STATE)} FROM moving
         WHERE {_of_begun("moving")} RETURNING timers.uuid, timers.namespace, timers.status
     ), {
-    _counted(f'''
+    counted(f'''
         SELECT namespace, 'executing' AS status, 0 AS slice, -1 AS change FROM ended
         UNION ALL SELECT namespace, status, {_SLICE_NOW}, 1 FROM ended
         UNION ALL SELECT namespace, 'executing', 0, -1 FROM moved
@@ -396,22 +412,4 @@ CLUSTER = f"""
     SELECT owner_id, about, alive_until,
         ARRAY(SELECT shard FROM shards WHERE shards.owner_id = instances.owner_id ORDER BY shard) AS shards
     FROM instances WHERE alive_until > {now("$1")} ORDER BY owner_id
-"""
-
-# $1: namespace, $2: status, $3: changed before, $4: limit. Another instance's purge takes the ones behind.
-PURGE = f"""
-    WITH old AS MATERIALIZED (
-        SELECT uuid, ended_at FROM history WHERE namespace = $1 AND status = $2 AND updated_at < $3
-        ORDER BY updated_at LIMIT $4 FOR UPDATE SKIP LOCKED
-    ),
-    gone AS (
-        DELETE FROM history USING old WHERE history.uuid = old.uuid AND history.ended_at = old.ended_at
-        RETURNING history.ended_at
-    ), {
-    _counted(f'''
-        SELECT $1::text AS namespace, $2::text AS status, {_SLICE.format(at="ended_at")} AS slice, -1 AS change
-        FROM gone
-    ''')
-}
-    SELECT count(*) AS purged FROM gone
 """

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from duetime.clock import Clock
-from duetime.errors import SettingsError, StoreError
+from duetime.errors import SettingsError, StoreError, TooManyNamespaces
 from duetime.model import (
     DEFAULT_NAMESPACE,
     Namespace,
@@ -44,27 +44,33 @@ from duetime.store import (
     Portion,
     Query,
     Standing,
+    Taken,
 )
 from duetime.stores import sqlite_due as due
 from duetime.stores import sqlite_lists as lists
+from duetime.stores.budget import fitting
 from duetime.stores.sqlite_due import Found, Look
 from duetime.stores.sqlite_file import SqliteFile
+from duetime.stores.sqlite_namespaces import Namespaces, put_namespaces, read_namespace, swap_namespaces
+from duetime.stores.sqlite_purge import GROUPS_AT_ONCE, ROWS_AT_ONCE, Step, drop_old, old_groups
 from duetime.stores.sqlite_rows import (
     STATE,
     Connection,
+    Tally,
     begin_rows,
-    by_uuid,
+    count_timers,
     encode,
     insert_rows,
     namespaces_of,
     select,
+    select_chosen,
     state,
+    taken_by,
     update_rows,
 )
 from duetime.stores.sqlite_schema import MIGRATIONS
 from duetime.stores.targets import destination_in
 
-Tally = Counter[tuple[str, Status]]
 Find = Callable[[Look], tuple[Found, dict[int, int], int | None]]
 """Which timers a look begins, what it leaves in the lanes that it was asked about, and when to look again."""
 
@@ -81,6 +87,7 @@ class SqliteStore:
         self.shards = shards
         self._clock = clock
         self._file = SqliteFile(path)
+        self._namespaces = Namespaces()
         self._seq = 0
 
     async def open(self) -> None:
@@ -96,9 +103,12 @@ class SqliteStore:
         return await self._file.until_failed()
 
     async def put(self, timer: Timer) -> Timer | None:
-        return (await self.put_many([timer]))[0]
+        there = (await self.put_many([timer]))[0]
+        while isinstance(there, Taken):
+            there = await self.get(timer.namespace, timer.id) or (await self.put_many([timer]))[0]
+        return there
 
-    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | None]:
+    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | Taken | None]:
         return await self._file.write(self._put, timers)
 
     async def get(self, namespace: str, id: str) -> Timer | None:
@@ -113,9 +123,7 @@ class SqliteStore:
         return await self._file.read_list(lambda c: lists.find(c, query))
 
     async def page(self, filter: Filter, limit: int, after: Place | None = None) -> Page:
-        return await self._file.read_list(
-            lambda c: lists.page(c, filter, limit, after, [n.name for n in _namespaces(c)])
-        )
+        return await self._file.read_list(lambda c: lists.page(c, filter, limit, after))
 
     async def tally(self, namespace: str | None = None) -> dict[Status, int]:
         sql = "SELECT status, sum(timers) FROM tallies WHERE ?1 IS NULL OR namespace = ?1 GROUP BY status"
@@ -124,7 +132,7 @@ class SqliteStore:
         return {status: counts.get(status.value, 0) for status in Status}
 
     async def count(self, filter: Filter, most: int) -> int:
-        return await self._file.read_list(lambda c: lists.count(c, filter, most, [n.name for n in _namespaces(c)]))
+        return await self._file.read_list(lambda c: lists.count(c, filter, most))
 
     async def forecast(self, bounds: Sequence[int], most: int) -> list[int]:
         return await self._file.read_list(lambda c: lists.forecast(c, bounds, most))
@@ -184,16 +192,30 @@ class SqliteStore:
         return await self._file.write(self._record, (owner_id, changes))
 
     async def purge(self, *, retention_ms: int, limit: int) -> int:
-        return await self._file.write(self._purge, (retention_ms, limit))
+        now, purged = self._clock.now(), 0
+        groups = await self._file.read(lambda c: old_groups(c, now, retention_ms))
+        while groups and purged < limit:
+            number = min(GROUPS_AT_ONCE, limit - purged)
+            step = Step(groups[:number], min(ROWS_AT_ONCE, limit - purged), now, retention_ms)
+            dropped, left = await self._file.write(drop_old, step)
+            purged += dropped
+            groups = groups[number:] + left
+        return purged
 
     async def namespaces(self) -> list[Namespace]:
-        return await self._file.read(_namespaces)
+        return await self._file.read(self._namespaces.read)
 
-    async def put_namespace(self, namespace: Namespace) -> Namespace | None:
-        return await self._file.write(self._put_namespace, namespace)
+    async def namespace(self, name: str) -> Namespace | None:
+        return await self._file.read(lambda c: read_namespace(c, name))
+
+    async def put_namespace(self, namespace: Namespace, most: int | None = None) -> Namespace | None:
+        there = await self._file.write(put_namespaces, (namespace, most))
+        if isinstance(there, TooManyNamespaces):
+            raise there
+        return there
 
     async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
-        return await self._file.write(self._swap_namespace, (before, after))
+        return await self._file.write(swap_namespaces, (before, after))
 
     # The jobs, run by the writer: each does its verb for everyone who asked for it since the last commit.
 
@@ -206,7 +228,7 @@ class SqliteStore:
                 connection.execute("INSERT INTO meta VALUES ('shards', ?)", (self.shards,))
                 connection.executemany("INSERT INTO shards (shard) VALUES (?)", [(n,) for n in range(self.shards)])
                 default = Namespace(name=DEFAULT_NAMESPACE, shards=self.shards, created_at=self._clock.now())
-                self._put_namespace(connection, [default])
+                put_namespaces(connection, [(default, None)])
             elif found != self.shards:
                 raise SettingsError(
                     f"DUETIME_SHARDS is {self.shards}, but {self._file.path} was made with {found}: the number of "
@@ -217,18 +239,15 @@ class SqliteStore:
             connection.execute("UPDATE timers SET deadline_at = 0 WHERE status = 'executing'")
             self._seq = connection.execute("SELECT max(seq) FROM timers").get or 0
 
-    def _put(self, connection: Connection, asked: list[Sequence[Timer]]) -> list[list[Timer | None]]:
+    def _put(self, connection: Connection, asked: list[Sequence[Timer]]) -> list[list[Timer | Taken | None]]:
         timers = [timer for several in asked for timer in several]
         first_seq = max(self._seq + 1, self._clock.now() << 20)
         self._seq = first_seq + len(timers)
-        taken: list[Timer | None] = [None] * len(timers)
+        taken: list[Timer | Taken | None] = [None] * len(timers)
         if insert_rows(connection, timers, first_seq) < len(timers):
-            there = by_uuid(connection, [timer.uuid for timer in timers])
-            for place, timer in enumerate(timers):
-                found, seq = there[timer.uuid]
-                taken[place] = None if seq == first_seq + place else found
+            taken = _taken(connection, timers, first_seq)
         written = (timer for timer, other in zip(timers, taken, strict=True) if other is None)
-        _count(connection, Counter((timer.namespace, timer.status) for timer in written))
+        count_timers(connection, Counter((timer.namespace, timer.status) for timer in written))
         answers = iter(taken)
         return [[next(answers) for _ in several] for several in asked]
 
@@ -251,7 +270,7 @@ class SqliteStore:
             tally: Tally = Counter({(before.namespace, before.status): -1})
             if after is not None:
                 tally[after.namespace, after.status] += 1
-            _count(connection, tally)
+            count_timers(connection, tally)
         return swapped
 
     def _renew(self, connection: Connection, asked: list[tuple[bytes, int, About]]) -> list[Standing]:
@@ -319,7 +338,7 @@ class SqliteStore:
         for namespace, count in Counter(timer.namespace for timer in begun).items():
             tally[namespace, Status.PENDING] -= count
             tally[namespace, Status.EXECUTING] += count
-        _count(connection, tally)
+        count_timers(connection, tally)
         return Begun(begun, next_at, refused, look.more, lanes)
 
     def _record(
@@ -341,46 +360,10 @@ class SqliteStore:
         for (namespace, was, becomes), count in done.items():
             tally[namespace, was] -= count
             tally[namespace, becomes] += count
-        _count(connection, tally)
+        count_timers(connection, tally)
         return recorded
 
-    def _purge(self, connection: Connection, asked: list[tuple[int, int]]) -> list[int]:
-        return [self._purge_one(connection, retention_ms, limit) for retention_ms, limit in asked]
 
-    def _purge_one(self, connection: Connection, retention_ms: int, limit: int) -> int:
-        now, purged = self._clock.now(), 0
-        for namespace in _namespaces(connection):
-            kept_ms = retention_ms if namespace.retention_ms is None else namespace.retention_ms
-            for status in (Status.COMPLETED, Status.FAILED, Status.CANCELED):
-                old = connection.execute(
-                    "SELECT seq FROM timers WHERE status NOT IN ('pending', 'executing') AND namespace = ? "
-                    "AND status = ? AND updated_at < ? ORDER BY updated_at LIMIT ?",
-                    (namespace.name, status.value, now - kept_ms, limit - purged),
-                ).fetchall()
-                connection.executemany("DELETE FROM timers WHERE seq = ?", old)
-                _count(connection, Counter({(namespace.name, status): -len(old)}))
-                purged += len(old)
-        return purged
-
-    def _put_namespace(self, connection: Connection, asked: list[Namespace]) -> list[Namespace | None]:
-        answers: list[Namespace | None] = []
-        for namespace in asked:
-            connection.execute("INSERT OR IGNORE INTO namespaces VALUES (?, ?, ?, ?)", _namespace_row(namespace))
-            taken = connection.changes() == 0
-            answers.append(_namespace(connection, namespace.name) if taken else None)
-        return answers
-
-    def _swap_namespace(self, connection: Connection, asked: list[tuple[Namespace, Namespace]]) -> list[bool]:
-        swapped = []
-        for before, after in asked:
-            there = _namespace(connection, before.name)
-            swapped.append(there is not None and there.revision == before.revision)
-            if swapped[-1]:
-                connection.execute("REPLACE INTO namespaces VALUES (?, ?, ?, ?)", _namespace_row(after))
-        return swapped
-
-
-_namespace_decoder = msgspec.json.Decoder(Namespace)
 _about_decoder = msgspec.json.Decoder(About)
 
 
@@ -404,11 +387,18 @@ def _lane(namespace: str, definition: str) -> int:
     return lane_of(namespace, destination_in(definition))
 
 
-def _count(connection: Connection, tally: Tally) -> None:
-    rows = [(namespace, status.value, change) for (namespace, status), change in tally.items() if change]
-    connection.executemany(
-        "INSERT INTO tallies VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET timers = timers + excluded.timers", rows
-    )
+def _taken(connection: Connection, timers: Sequence[Timer], first_seq: int) -> list[Timer | Taken | None]:
+    """What was in the place of each timer, where it could not be written at its own rowid."""
+    there = taken_by(connection, [timer.uuid for timer in timers])
+    found = [there[timer.uuid] for timer in timers]
+    ours = [seq == first_seq + place for place, (seq, _, _) in enumerate(found)]
+    others = {seq: size for (seq, _, size), our in zip(found, ours, strict=True) if not our}
+    read = list(others)[: fitting(list(others.values()))]
+    whole = {timer.uuid: timer for timer in select_chosen(connection, read)}
+    return [
+        None if our else whole.get(timer.uuid) or Taken(fingerprint)
+        for timer, (_, fingerprint, _), our in zip(timers, found, ours, strict=True)
+    ]
 
 
 def _held(connection: Connection, owner_id: bytes) -> dict[int, int]:
@@ -433,17 +423,3 @@ def _instances(connection: Connection, now: int) -> list[Instance]:
         )
         for owner_id, about, until, shards in rows
     ]
-
-
-def _namespaces(connection: Connection) -> list[Namespace]:
-    rows = connection.execute("SELECT definition FROM namespaces ORDER BY name").fetchall()
-    return [_namespace_decoder.decode(definition) for (definition,) in rows]
-
-
-def _namespace(connection: Connection, name: str) -> Namespace | None:
-    found = connection.execute("SELECT definition FROM namespaces WHERE name = ?", (name,)).get
-    return None if found is None else _namespace_decoder.decode(found)
-
-
-def _namespace_row(namespace: Namespace) -> tuple[Any, ...]:
-    return namespace.name, namespace.paused, namespace.retention_ms, encode(namespace)

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from duetime.store import LANES_PAGE, Lane, Lanes, Overdue, Portion
+from duetime.store import BEGIN_BYTES_MAX, LANES_PAGE, Lane, Lanes, Overdue, Portion
+from duetime.stores.budget import fitting
 from duetime.stores.dealing import deal
-from duetime.stores.sqlite_rows import Connection, encode, names
+from duetime.stores.sqlite_rows import Connection, encode, names, sizes_of
 from duetime.stores.targets import HEAD_CHARS, destination_in
 
 Found = list[tuple[int, int]]
@@ -80,6 +81,10 @@ class Look:
                 break
             taken[lane] += 1
             due.append((fire_at, seq))
+        sizes = self._sizes(seqs := [seq for _, seq in due])
+        if sizes is not None:
+            due = due[: fitting([sizes[seq] for seq in seqs], BEGIN_BYTES_MAX)]
+            self.more |= len(due) < len(seqs)
         return due
 
     def due_in(self, portions: Sequence[Portion]) -> tuple[Found, dict[int, int]]:
@@ -112,14 +117,31 @@ class Look:
         wishes = [(min(portion.most, len(each)), portion.share) for portion, each in zip(portions, found, strict=True)]
         due: Found = []
         left: dict[int, int] = {}
-        for portion, each, count, (_, next_at, held_back) in zip(
-            portions, found, deal(self._limit, wishes), in_lanes, strict=True
-        ):
+        counts = self._afford(deal(self._limit, wishes), found, [portion.share for portion in portions])
+        for portion, each, count, (_, next_at, held_back) in zip(portions, found, counts, in_lanes, strict=True):
             due += each[:count]
             left_at = each[count][0] if len(each) > count else next_at
             if left_at is not None and not held_back:
                 left[portion.lane] = left_at
         return sorted(due), left
+
+    def _afford(self, counts: list[int], found: Sequence[Found], shares: Sequence[float]) -> list[int]:
+        """How many to take of each lane, by its share, where so many of all would be too many bytes."""
+        sizes = self._sizes([seq for count, each in zip(counts, found, strict=True) for _, seq in each[:count]])
+        if sizes is None:
+            return counts
+        turns = [
+            ((place + 1) / share, fire_at, seq, lane)
+            for lane, (count, each, share) in enumerate(zip(counts, found, shares, strict=True))
+            for place, (fire_at, seq) in enumerate(each[:count])
+        ]
+        turns.sort()
+        within = fitting([sizes[seq] for _, _, seq, _ in turns], BEGIN_BYTES_MAX)
+        taken = Counter(lane for *_, lane in turns[:within])
+        return [taken[lane] for lane in range(len(counts))]
+
+    def _sizes(self, seqs: Sequence[int]) -> dict[int, int] | None:
+        return sizes_of(self._connection, seqs, unless_within=BEGIN_BYTES_MAX) if seqs else None
 
     def _find_lost(self, limit: int, lanes: str | None = None) -> list[tuple[int, int, int]]:
         """Attempts that an older version of their shard began, and whose deadline has passed, with their lanes; of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,9 +10,12 @@ import msgspec
 
 from duetime.model import Status, Timer, timer_uuid
 from duetime.store import Filter, Order, Page, Place, Query, Sort
+from duetime.stores.budget import brief, fitting, in_parts
 from duetime.stores.orders import FIRST, ORDERS
-from duetime.stores.sqlite_rows import Connection, encode, select, select_with_seq
+from duetime.stores.sqlite_namespaces import namespace_names
+from duetime.stores.sqlite_rows import BYTES, Connection, encode, select_chosen
 
+_found_decoder = msgspec.json.Decoder(list[tuple[int, ...]])
 _counts_decoder = msgspec.json.Decoder(list[int])
 
 
@@ -31,35 +34,48 @@ def find(connection: Connection, query: Query) -> list[Timer]:
         "limit": query.limit,
         "offset": query.offset,
     }
-    page = f"(SELECT * FROM timers WHERE {where} ORDER BY {order} LIMIT :limit OFFSET :offset)"
-    return select(connection, page, bindings)
+    page = f"(SELECT seq, {BYTES} AS bytes FROM timers WHERE {where} ORDER BY {order} LIMIT :limit OFFSET :offset)"
+    with connection:  # one moment for all parts
+        found = connection.execute(f"SELECT json_group_array(json_array(seq, bytes)) FROM {page}", bindings).get
+        seqs, sizes = _columns(_found_decoder.decode(found), 2)
+        parts = (select_chosen(connection, part) for part in in_parts(seqs, sizes))
+        return [brief(timer) if query.brief else timer for part in parts for timer in part]
 
 
-def page(connection: Connection, filter: Filter, limit: int, after: Place | None, namespaces: Collection[str]) -> Page:
-    """A page of what the filter matches, in its order; ``namespaces`` are all there are."""
-    column, beyond, _ = ORDERS[filter.order]
+def page(connection: Connection, filter: Filter, limit: int, after: Place | None) -> Page:
+    """A page of what the filter matches, in its order. It finds the places of the timers first, and how large each is,
+    and then reads those that fit."""
+    column, beyond, way = ORDERS[filter.order]
+    value, seq = (after.value, after.mark) if after is not None else FIRST[beyond]
+    with connection:  # one moment for both
+        where, bindings = _walk(connection, filter)
+        behind, order = f"({column}, seq) {beyond} (:value, :seq)", f"{column} {way}, seq {way}"
+        if column == "seq":
+            behind, order = f"{_plus(filter)}seq < :seq", f"{_plus(filter)}seq {way}"
+        source = f"SELECT {column} AS place, seq, {BYTES} AS bytes FROM timers WHERE {behind} AND {where}"
+        found = _found_decoder.decode(
+            connection.execute(
+                f"SELECT json_group_array(json_array(place, seq, bytes)) FROM ({source} ORDER BY {order} LIMIT :limit)",
+                {**bindings, "value": value, "seq": seq, "limit": limit + 1},
+            ).get
+        )
+        places, seqs, sizes = _columns(found, 3)
+        count = fitting(sizes[:limit])
+        timers = select_chosen(connection, seqs[:count])
+    return Page(timers, Place(filter.order, places[count - 1], seqs[count - 1]) if count < len(found) else None)
 
-    def place(row: tuple[Timer, int]) -> tuple[int, int]:
-        timer, seq = row
-        return seq if column == "seq" else getattr(timer, column), seq
 
-    walks = _walks(filter, namespaces)
-    with connection:  # one moment for all of them
-        found = [row for walk in walks for row in _page_rows(connection, filter, walk, limit, after)]
-    if len(walks) > 1:
-        found.sort(key=place, reverse=beyond == "<")
-    timers = [timer for timer, _ in found[:limit]]
-    return Page(timers, Place(filter.order, *place(found[limit - 1])) if len(found) > limit else None)
+def _columns(rows: list[tuple[int, ...]], width: int) -> list[tuple[int, ...]]:
+    return list(zip(*rows, strict=True)) or [()] * width
 
 
-def count(connection: Connection, filter: Filter, most: int, namespaces: Collection[str]) -> int:
-    """How many timers the filter matches, at most ``most``: along the same indexes as its page."""
+def count(connection: Connection, filter: Filter, most: int) -> int:
+    """How many timers the filter matches, at most ``most``: along the same index as its page."""
     column, _, way = ORDERS[filter.order]
-    found = 0
     with connection:
-        for where, bindings in _walks(filter, namespaces):
-            source = f"SELECT 1 FROM timers WHERE {where} ORDER BY {_plus(filter)}{column} {way} LIMIT :left"
-            found += connection.execute(f"SELECT count(*) FROM ({source})", {**bindings, "left": most - found}).get
+        where, bindings = _walk(connection, filter)
+        source = f"SELECT 1 FROM timers WHERE {where} ORDER BY {_plus(filter)}{column} {way} LIMIT :most"
+        found: int = connection.execute(f"SELECT count(*) FROM ({source})", {**bindings, "most": most}).get
     return found
 
 
@@ -83,21 +99,14 @@ def _plus(filter: Filter) -> str:
     return "" if filter.id is None else "+"
 
 
-def _walks(filter: Filter, namespaces: Collection[str]) -> list[Walk]:
-    """What is walked along, to be merged: the index of final timers is by namespace."""
-    if filter.order is Order.FINISHED and filter.namespace is None:
-        return [_walk(filter, name, ()) for name in namespaces]
-    return [_walk(filter, filter.namespace, namespaces)]
-
-
-def _walk(filter: Filter, namespace: str | None, namespaces: Collection[str]) -> Walk:
+def _walk(connection: Connection, filter: Filter) -> Walk:
     conditions: list[str] = []
     bindings: dict[str, Any] = {}
     plus = _plus(filter)
     # Nor is the namespace gone by where the order is another index's: it would all have to be sorted.
     by_namespace = filter.order is Order.FINISHED or (filter.order is Order.NEWEST and filter.correlation_id is None)
     for name, asked, condition in (
-        ("namespace", namespace, f"{plus if by_namespace else '+'}namespace = :namespace"),
+        ("namespace", filter.namespace, f"{plus if by_namespace else '+'}namespace = :namespace"),
         ("status", filter.status, "status = :status"),
         ("correlation_id", filter.correlation_id, f"{plus}correlation_id = :correlation_id"),
         ("after", filter.execute_after, f"{plus}execute_at >= :after"),
@@ -106,26 +115,12 @@ def _walk(filter: Filter, namespace: str | None, namespaces: Collection[str]) ->
         if asked is not None:
             conditions.append(condition)
             bindings[name] = str(asked) if isinstance(asked, Status) else asked
-    if filter.order in (Order.DUE, Order.DEADLINE):
-        conditions.append(f"status = '{filter.status}'")  # spelled out, or the partial index would not be seen to fit
-    elif filter.order is Order.FINISHED:
+    if filter.order is Order.FINISHED and filter.namespace is not None:
         conditions.append("status NOT IN ('pending', 'executing')")
+    elif filter.order in (Order.DUE, Order.DEADLINE, Order.FINISHED):
+        conditions.append(f"status = '{filter.status}'")  # spelled out, or the partial index would not be seen to fit
     if filter.id is not None:
-        names = namespaces if namespace is None else (namespace,)
+        names = namespace_names(connection) if filter.namespace is None else (filter.namespace,)
         bindings["uuids"] = encode([timer_uuid(name, filter.id).hex() for name in names]).decode()
         conditions.append("uuid IN (SELECT unhex(value) FROM json_each(:uuids))")
     return " AND ".join(conditions) or "true", bindings
-
-
-def _page_rows(
-    connection: Connection, filter: Filter, walk: Walk, limit: int, after: Place | None
-) -> list[tuple[Timer, int]]:
-    """One timer more than the page has room for, each with its rowid."""
-    column, beyond, way = ORDERS[filter.order]
-    value, seq = (after.value, after.mark) if after is not None else FIRST[beyond]
-    where, bindings = walk
-    behind, order = f"({column}, seq) {beyond} (:value, :seq)", f"{column} {way}, seq {way}"
-    if column == "seq":
-        behind, order = f"{_plus(filter)}seq < :seq", f"{_plus(filter)}seq {way}"
-    source = f"(SELECT * FROM timers WHERE {behind} AND {where} ORDER BY {order} LIMIT :limit)"
-    return select_with_seq(connection, source, {**bindings, "value": value, "seq": seq, "limit": limit + 1})

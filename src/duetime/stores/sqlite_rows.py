@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -13,6 +14,8 @@ from duetime.lifecycle import ATTEMPT_GRACE_MS
 from duetime.model import Status, Timer
 
 Connection = Any
+Tally = Counter[tuple[str, Status]]
+"""By how much the number of timers of a namespace with a status changes."""
 
 # What a record changes, and what it changes besides when the timer is not final. A column that a statement sets costs
 # its indexes even if it stays what it was. Nearly every record completes its timer, and all that changes then follows
@@ -110,7 +113,14 @@ def state(timer: Timer) -> tuple[Any, ...]:
 
 
 _TIMERS = f"'[' || ifnull(group_concat({_AS_JSON}, ','), '') || ']'"
-_SEQS = "'[' || ifnull(group_concat(seq), '') || ']'"
+BYTES = "octet_length(definition) + octet_length(attempts)"
+"""How large a timer is; SQLite knows it without reading the two."""
+CHOSEN = "(SELECT value AS chosen FROM json_each(?)) CROSS JOIN timers ON timers.seq = chosen"
+"""The timers with these rowids, in their order."""
+
+_taken_decoder = msgspec.json.Decoder(list[tuple[str, int, str, int]])
+_revisions_decoder = msgspec.json.Decoder(dict[str, int])
+_sizes_decoder = msgspec.json.Decoder(dict[int, int])
 
 
 def select(connection: Connection, source: str, bindings: object = ()) -> list[Timer]:
@@ -118,17 +128,39 @@ def select(connection: Connection, source: str, bindings: object = ()) -> list[T
     return _timers_decoder.decode(connection.execute(f"SELECT {_TIMERS} FROM {source}", bindings).get)
 
 
-def select_with_seq(connection: Connection, source: str, bindings: object = ()) -> list[tuple[Timer, int]]:
-    """The same, each with its rowid."""
-    timers, seqs = connection.execute(f"SELECT {_TIMERS}, {_SEQS} FROM {source}", bindings).fetchall()[0]
-    return list(zip(_timers_decoder.decode(timers), msgspec.json.decode(seqs), strict=True))
+def select_chosen(connection: Connection, seqs: Sequence[int]) -> list[Timer]:
+    """The timers with these rowids, in their order."""
+    return select(connection, CHOSEN, (encode(seqs).decode(),)) if seqs else []
 
 
-def by_uuid(connection: Connection, uuids: Iterable[bytes]) -> dict[bytes, tuple[Timer, int]]:
-    """Those of the timers that there are, each with its rowid."""
-    listed = encode([uuid.hex() for uuid in uuids]).decode()
-    source = "timers WHERE uuid IN (SELECT unhex(value) FROM json_each(?))"
-    return {timer.uuid: (timer, seq) for timer, seq in select_with_seq(connection, source, (listed,))}
+def sizes_of(connection: Connection, seqs: Sequence[int], *, unless_within: int) -> dict[int, int] | None:
+    """How large each of these timers is; None when they are within so many bytes together."""
+    chosen = (encode(seqs).decode(),)
+    if (connection.execute(f"SELECT sum({BYTES}) FROM {CHOSEN}", chosen).get or 0) <= unless_within:
+        return None
+    return _sizes_decoder.decode(
+        connection.execute(f"SELECT json_group_object(seq, {BYTES}) FROM {CHOSEN}", chosen).get
+    )
+
+
+def taken_by(connection: Connection, uuids: Sequence[bytes]) -> dict[bytes, tuple[int, str, int]]:
+    """The rowid, fingerprint and size of those of the timers that there are."""
+    row = f"json_array(hex(uuid), seq, fingerprint, {BYTES})"
+    rows = _taken_decoder.decode(connection.execute(f"SELECT json_group_array({row}) FROM {_KEYS}", _keys(uuids)).get)
+    return {bytes.fromhex(uuid): (seq, fingerprint, size) for uuid, seq, fingerprint, size in rows}
+
+
+def _revisions(connection: Connection, uuids: Sequence[bytes]) -> dict[str, int]:
+    """The revision of those of the timers that there are."""
+    sql = f"SELECT json_group_object(lower(hex(uuid)), revision) FROM {_KEYS}"
+    return _revisions_decoder.decode(connection.execute(sql, _keys(uuids)).get)
+
+
+_KEYS = "timers WHERE uuid IN (SELECT unhex(value) FROM json_each(?))"
+
+
+def _keys(uuids: Sequence[bytes]) -> tuple[str]:
+    return (encode([uuid.hex() for uuid in uuids]).decode(),)
 
 
 def insert_rows(connection: Connection, timers: Sequence[Timer], first_seq: int) -> int:
@@ -173,11 +205,17 @@ def update_rows(connection: Connection, changes: Sequence[tuple[Timer, Timer]]) 
         return [True] * len(changes)
     # Some were not, and the statement does not say which: look first, then write only what fits.
     connection.execute("ROLLBACK TO changes; RELEASE changes")
-    there = by_uuid(connection, [before.uuid for before, _ in changes])
-    revisions = {uuid: timer.revision for uuid, (timer, _) in there.items()}
-    fits = [revisions.pop(before.uuid, None) == before.revision for before, _ in changes]
+    revisions = _revisions(connection, [before.uuid for before, _ in changes])
+    fits = [revisions.pop(before.uuid.hex(), None) == before.revision for before, _ in changes]
     _write_changes(connection, [change for change, fit in zip(changes, fits, strict=True) if fit])
     return fits
+
+
+def count_timers(connection: Connection, tally: Tally) -> None:
+    rows = [(namespace, status.value, change) for (namespace, status), change in tally.items() if change]
+    connection.executemany(
+        "INSERT INTO tallies VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET timers = timers + excluded.timers", rows
+    )
 
 
 def _write_changes(connection: Connection, changes: Sequence[tuple[Timer, Timer]]) -> int:

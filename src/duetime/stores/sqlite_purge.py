@@ -1,0 +1,76 @@
+"""Drops old timers from SQLite: a reader finds where there are some, and the writer drops a few of each at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from duetime.model import Status
+from duetime.stores.budget import fitting
+from duetime.stores.sqlite_rows import BYTES, Connection, Tally, count_timers, encode
+
+ROWS_AT_ONCE = 500
+GROUPS_AT_ONCE = 64
+"""How many timers one transaction drops, and of how many groups: everybody who writes waits for it."""
+
+Group = tuple[str, Status]
+"""The final timers of one namespace with one status."""
+
+_OLD = (
+    "timers.namespace = {namespace} AND timers.status = {status} AND timers.status NOT IN ('pending', 'executing') AND "
+    "updated_at < :now - ifnull((SELECT retention_ms FROM namespaces WHERE name = {namespace}), :retention_ms)"
+)
+
+_groups_decoder = msgspec.json.Decoder(list[Group])
+_found_decoder = msgspec.json.Decoder(list[tuple[int, int]])
+
+
+class Step(Struct, frozen=True):
+    """What one transaction drops."""
+
+    groups: Sequence[Group]
+    rows: int
+    now: int
+    retention_ms: int
+
+
+def old_groups(connection: Connection, now: int, retention_ms: int) -> list[Group]:
+    """Where there are timers that are older than the retention: one seek in an index for each group."""
+    found = connection.execute(
+        f"""SELECT json_group_array(json_array(namespace, status)) FROM tallies
+        WHERE status NOT IN ('pending', 'executing') AND timers > 0 AND EXISTS (
+            SELECT 1 FROM timers WHERE {_OLD.format(namespace="tallies.namespace", status="tallies.status")}
+        )""",
+        {"now": now, "retention_ms": retention_ms},
+    ).get
+    return _groups_decoder.decode(found)
+
+
+def drop_old(connection: Connection, steps: Sequence[Step]) -> list[tuple[int, list[Group]]]:
+    """Do each step; how many timers it dropped, and the groups in which there may be more."""
+    return [_drop(connection, step) for step in steps]
+
+
+def _drop(connection: Connection, step: Step) -> tuple[int, list[Group]]:
+    each = max(1, step.rows // len(step.groups))
+    tally: Tally = Counter()
+    left: list[Group] = []
+    for namespace, status in step.groups:
+        old = _OLD.format(namespace=":namespace", status=":status")
+        source = f"SELECT seq, {BYTES} AS bytes FROM timers WHERE {old} ORDER BY updated_at LIMIT :most"
+        bindings = {"namespace": namespace, "status": status.value, "now": step.now, "retention_ms": step.retention_ms}
+        found = _found_decoder.decode(
+            connection.execute(
+                f"SELECT json_group_array(json_array(seq, bytes)) FROM ({source})", {**bindings, "most": each}
+            ).get
+        )
+        seqs = [seq for seq, _ in found[: fitting([size for _, size in found])]]
+        connection.execute("DELETE FROM timers WHERE seq IN (SELECT value FROM json_each(?))", (encode(seqs).decode(),))
+        tally[namespace, status] -= len(seqs)
+        if len(seqs) < len(found) or len(found) == each:
+            left.append((namespace, status))
+    count_timers(connection, tally)
+    return -tally.total(), left
