@@ -149,7 +149,12 @@ class Node:
             weight=lambda namespace: self.service.weight(namespace),
         )
         self.service = Service(
-            self.store, deliverers, self.engine.clock, self.engine.nudge, auto_namespaces=settings.auto_namespaces
+            self.store,
+            deliverers,
+            self.engine.clock,
+            self.engine.nudge,
+            auto_namespaces=settings.auto_namespaces,
+            namespaces_max=settings.max_namespaces,
         )
         self.store.on_hint(self._heard)
         sessions = None if api_key is None else CookieSessions(api_key, SystemClock())

@@ -80,6 +80,7 @@ def test_every_field_has_a_setting_and_every_name_is_once() -> None:
         ("DUETIME_MAX_PER_DESTINATION", "10", "max_per_destination", 10),
         ("DUETIME_MAX_REQUEST_BYTES", "1 MiB", "max_request_bytes", 1024 * 1024),
         ("DUETIME_MAX_BATCH_BYTES", "1048576", "max_batch_bytes", 1024 * 1024),
+        ("DUETIME_MAX_NAMESPACES", "20", "max_namespaces", 20),
         ("DUETIME_TAKEOVER", "now", "takeover", "now"),
         ("DUETIME_DRAIN_TIMEOUT", "0s", "drain_timeout_ms", 0),
     ],

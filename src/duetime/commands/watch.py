@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import time
+from itertools import islice
 from typing import NoReturn
 
 from duetime.client import Client, Status, Timer
@@ -99,7 +100,8 @@ def _standing(client: Client, namespace: str | None, rows: int) -> dict[str, lis
     """What is due next and what was finished last."""
 
     def some(status: Status, limit: int) -> list[Timer]:
-        return client.page(namespace=namespace, status=status, limit=max(1, min(limit, ROWS_MAX))).timers
+        number = max(1, min(limit, ROWS_MAX))
+        return list(islice(client.list(namespace=namespace, status=status, page_size=number), number))
 
     due = some(Status.EXECUTING, rows) + some(Status.PENDING, rows)
     done = some(Status.COMPLETED, rows) + some(Status.FAILED, rows)

@@ -41,6 +41,7 @@ from duetime.errors import (
     TimerConflict,
     TimerNotFound,
     TimerNotPending,
+    TooManyNamespaces,
     UnknownNamespace,
 )
 from duetime.model import (
@@ -93,6 +94,7 @@ _ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
     (TimerConflict, 409, "TIMER_CONFLICT"),
     (TimerNotPending, 409, "TIMER_NOT_PENDING"),
     (NamespaceConflict, 409, "NAMESPACE_CONFLICT"),
+    (TooManyNamespaces, 409, "TOO_MANY_NAMESPACES"),
     (_NoSuchNamespace, 404, "NAMESPACE_NOT_FOUND"),
     (SecretNotFound, 404, "SECRET_NOT_FOUND"),
     (Unauthorized, 401, "UNAUTHORIZED"),

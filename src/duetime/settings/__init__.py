@@ -59,6 +59,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_connections: int = 10_000
     max_request_bytes: int = 256 * KIB
     max_batch_bytes: int = 16 * MIB
+    max_namespaces: int = 10_000
     takeover: str = "deadline"  # or "now"
     drain_timeout_ms: int = 25 * SECOND_MS
 
@@ -313,6 +314,13 @@ SETTINGS: tuple[Setting, ...] = (
         default="16MiB",
         meaning="The largest request that makes a batch of timers.",
         parse=value.size(KIB, 256 * MIB),
+    ),
+    Setting(
+        name="DUETIME_MAX_NAMESPACES",
+        field="max_namespaces",
+        default="10000",
+        meaning="The most namespaces that there may be; those that are there already stay.",
+        parse=value.number(1, 1_000_000),
     ),
     Setting(
         name="DUETIME_TAKEOVER",

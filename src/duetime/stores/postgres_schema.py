@@ -9,6 +9,7 @@ stays as small as what is pending, and history is dropped a slice of time at a t
 - ``timers_lane`` has the timers by lane, so that a look can pass over lanes that are held back (docs/decisions/0023).
   It has ``fire_at + 0``, so that no statement about a lane can go by ``timers_due``, and no other by this one: where
   nearly all timers are in one lane, the planner would take one for as good as the other.
+- ``timers_shard`` has them by shard, for an instance beside others. Its expressions keep statements apart, too.
 - The order of creation is an index by namespace, and a page over all namespaces is merged from a page of each.
 - ``slices`` names the partitions of ``history``; a row belongs to the slice in which the store wrote it.
 - ``tallies`` holds exact counts, each spread over a few rows so that writers do not wait for one another.
@@ -188,10 +189,11 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE namespaces ADD COLUMN revision bigint NOT NULL DEFAULT 0;
     """,
     # With thousands of namespaces, a page of all timers that failed does not ask each of them, and a look does not read
-    # them all to see which are paused (docs/decisions/0025).
+    # them all to see which are paused. An instance beside others does not read their timers (docs/decisions/0025).
     """
     CREATE INDEX IF NOT EXISTS history_ended ON history (status, (updated_at + 0), (seq + 0))
     WHERE status <> 'completed';
+    CREATE INDEX IF NOT EXISTS timers_shard ON timers (shard, (fire_at - 0), (lane + 0));
     CREATE INDEX IF NOT EXISTS namespaces_paused ON namespaces (name) WHERE paused;
     """,
 )

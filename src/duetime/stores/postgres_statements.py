@@ -118,21 +118,34 @@ SWAPS = {
 
 REACH = BEGIN_MAX
 """How many due timers a look reads, whatever its limit: some may be held back."""
+REACH_SHARD = 250
+"""The same for each shard, when they are asked one by one."""
+PASSED_MAX, PASSED_NEXT_MAX = 256, 64
+"""How many timers of other owners a look passes in a lane, due ones and later ones, before it asks its own shards."""
 
 _CANDIDATE = f"ctid AS at, shard, revision, status, fire_at, seq, {BYTES} AS bytes"
 _HELD = "(SELECT versions FROM held)[shard + 1]"
-_DUE = f"fire_at <= (SELECT now FROM clock) AND {_HELD} >= 0"
-_LOST = f"version <> {_HELD} AND (deadline_at <= (SELECT now FROM clock) OR $5)"
+_NOW = "(SELECT now FROM clock)"
+_LOST = f"version <> {_HELD} AND (deadline_at <= {_NOW} OR $5)"
 _PAUSED = "namespace IN (SELECT name FROM paused)"
+_ALONE = "(SELECT alone FROM held)"
+_MAY_BE_LOST = f"deadline_at > {_NOW} AND status = 'executing' AND version <> {_HELD} AND NOT $5 AND NOT {_PAUSED}"
+
+# What stands in the index by shard, word for word (``postgres_schema``).
+_SHARD_AT = "fire_at - 0"
 
 # $1: owner, $2: held version of each shard or -1, $3: limit, $4: now, $5: whether lost attempts wait for no deadline.
+# An owner that is alone goes by the time; beside others it asks its shards one by one, and sees no timer of theirs.
 _LOOK = f"""
     clock AS MATERIALIZED (SELECT {now("$4")} AS now),
     held AS MATERIALIZED (
-        SELECT array_agg(CASE WHEN owner_id = $1 AND version = ($2::bigint[])[shard + 1] THEN version ELSE -1 END
-                         ORDER BY shard) AS versions
-        FROM shards
+        SELECT array_agg(version ORDER BY shard) AS versions, min(version) >= 0 AS alone FROM (
+            SELECT shard, CASE WHEN owner_id = $1 AND version = ($2::bigint[])[shard + 1] THEN version ELSE -1 END
+                AS version
+            FROM shards
+        ) AS each
     ),
+    ours AS MATERIALIZED (SELECT shard FROM shards WHERE NOT {_ALONE} AND {_HELD} >= 0),
     paused AS MATERIALIZED (SELECT name FROM namespaces WHERE paused)
 """
 
@@ -176,11 +189,20 @@ def _begun(said: str) -> str:
 BEGIN = f"""
     WITH {_LOOK},
     met AS MATERIALIZED (
-        SELECT * FROM (
-            SELECT {_CANDIDATE}, lane, {_PAUSED} AS paused
-            FROM timers WHERE {_DUE} AND (status = 'pending' OR {_LOST} AND NOT {_PAUSED})
+        (
+            SELECT {_CANDIDATE}, lane, {_PAUSED} AS paused, row_number() OVER (ORDER BY fire_at, seq) = {REACH} AS last
+            FROM timers
+            WHERE {_ALONE} AND fire_at <= {_NOW} AND (status = 'pending' OR {_LOST} AND NOT {_PAUSED})
             ORDER BY fire_at, seq LIMIT {REACH}
-        ) AS reachable
+        )
+        UNION ALL
+        SELECT each.* FROM ours CROSS JOIN LATERAL (
+            SELECT {_CANDIDATE}, lane, {_PAUSED} AS paused,
+                row_number() OVER (ORDER BY {_SHARD_AT}) = greatest($3, {REACH_SHARD}) AS last
+            FROM timers
+            WHERE shard = ours.shard AND {_SHARD_AT} <= {_NOW} AND (status = 'pending' OR {_LOST} AND NOT {_PAUSED})
+            ORDER BY {_SHARD_AT} LIMIT greatest($3, {REACH_SHARD})
+        ) AS each
     ),
     open AS MATERIALIZED (
         SELECT * FROM (
@@ -196,16 +218,18 @@ BEGIN = f"""
     ),
     next AS MATERIALIZED (  -- of interest only when that is everything, so it never walks through a backlog
         SELECT number, CASE WHEN number IS NOT NULL THEN least(
-            (SELECT fire_at FROM timers
-             WHERE fire_at > (SELECT now FROM clock) AND {_HELD} >= 0
-             ORDER BY fire_at LIMIT 1),
-            (SELECT min(deadline_at) FROM timers
-             WHERE {_DUE} AND deadline_at > (SELECT now FROM clock) AND status = 'executing'
-             AND version <> {_HELD} AND NOT $5 AND NOT {_PAUSED})
+            (SELECT fire_at FROM timers WHERE {_ALONE} AND fire_at > {_NOW} ORDER BY fire_at LIMIT 1),
+            (SELECT min(deadline_at) FROM timers WHERE {_ALONE} AND fire_at <= {_NOW} AND {_MAY_BE_LOST}),
+            (SELECT min(least(
+                (SELECT fire_at FROM timers WHERE shard = ours.shard AND {_SHARD_AT} > {_NOW}
+                 ORDER BY {_SHARD_AT} LIMIT 1),
+                (SELECT min(deadline_at) FROM timers
+                 WHERE shard = ours.shard AND {_SHARD_AT} <= {_NOW} AND {_MAY_BE_LOST})
+            )) FROM ours)
         ) END AS at
         FROM (
             SELECT CASE WHEN (SELECT count(*) FROM due) = (SELECT count(*) FROM open)
-                AND (SELECT count(*) FROM met) < {REACH} THEN (SELECT count(*) FROM due) END AS number
+                AND NOT EXISTS (SELECT FROM met WHERE last) THEN (SELECT count(*) FROM due) END AS number
         ) AS everything
     ),
     {_begun("SELECT clock.now, held.versions, next.number, next.at AS next_at FROM clock, held, next")}
@@ -213,7 +237,7 @@ BEGIN = f"""
 
 # What stands in the index by lane, word for word (``postgres_schema``).
 _LANE_AT, _LANE_ORDER = "fire_at + 0", "fire_at + 0, seq + 0"
-_IN_LANE = f"lane = asked.lane AND {_HELD} >= 0"
+_ELIGIBLE = f"(status = 'pending' OR {_LOST}) AND NOT {_PAUSED}"
 
 # $6: lanes, $7: how many of each at most, $8: their shares.
 BEGIN_LANES = f"""
@@ -225,12 +249,28 @@ BEGIN_LANES = f"""
         ) AS first
         WHERE NOT paused
     ),
+    crowded AS MATERIALIZED (  -- by timers that are not ours to begin
+        SELECT asked.* FROM asked CROSS JOIN LATERAL (
+            SELECT FROM timers WHERE NOT {_ALONE} AND lane = asked.lane AND {_LANE_AT} <= {_NOW}
+            ORDER BY {_LANE_ORDER} OFFSET asked.most + {PASSED_MAX} LIMIT 1
+        ) AS behind
+    ),
     met AS MATERIALIZED (
         SELECT asked.lane, asked.most, asked.share, each.* FROM asked CROSS JOIN LATERAL (
             SELECT {_CANDIDATE}, row_number() OVER (ORDER BY {_LANE_ORDER}) AS in_lane
-            FROM timers WHERE {_IN_LANE} AND {_LANE_AT} <= (SELECT now FROM clock)
-            AND (status = 'pending' OR {_LOST}) AND NOT {_PAUSED}
+            FROM timers WHERE lane = asked.lane AND {_LANE_AT} <= {_NOW} AND {_HELD} >= 0 AND {_ELIGIBLE}
             ORDER BY {_LANE_ORDER} LIMIT asked.most + 1
+        ) AS each
+        WHERE lane NOT IN (SELECT lane FROM crowded)
+        UNION ALL
+        SELECT crowded.lane, crowded.most, crowded.share, each.* FROM crowded CROSS JOIN LATERAL (
+            SELECT in_shards.*, row_number() OVER (ORDER BY fire_at, seq) AS in_lane
+            FROM ours CROSS JOIN LATERAL (
+                SELECT {_CANDIDATE} FROM timers
+                WHERE shard = ours.shard AND {_SHARD_AT} <= {_NOW} AND lane + 0 = crowded.lane AND {_ELIGIBLE}
+                ORDER BY {_SHARD_AT} LIMIT crowded.most + 1
+            ) AS in_shards
+            ORDER BY fire_at, seq LIMIT crowded.most + 1
         ) AS each
     ),
     dealt AS MATERIALIZED (
@@ -243,11 +283,18 @@ BEGIN_LANES = f"""
     due AS MATERIALIZED (SELECT * FROM dealt WHERE chosen),
     behind AS MATERIALIZED (SELECT lane, min(fire_at) AS fire_at FROM dealt WHERE NOT chosen GROUP BY lane),
     left_over AS MATERIALIZED (
-        SELECT asked.lane, coalesce(
-            behind.fire_at,
-            (SELECT fire_at FROM timers WHERE {_IN_LANE} AND {_LANE_AT} > (SELECT now FROM clock)
-             ORDER BY {_LANE_ORDER} LIMIT 1)
-        ) AS fire_at FROM asked LEFT JOIN behind ON behind.lane = asked.lane
+        SELECT asked.lane, coalesce(behind.fire_at, later.at) AS fire_at
+        FROM asked LEFT JOIN behind ON behind.lane = asked.lane
+        CROSS JOIN LATERAL (  -- when there are only others' timers, it is to be asked again at the last of them
+            SELECT coalesce(
+                min(fire_at) FILTER (WHERE {_HELD} >= 0), max(fire_at) FILTER (WHERE place = {PASSED_NEXT_MAX})
+            ) AS at
+            FROM (
+                SELECT fire_at, shard, row_number() OVER (ORDER BY {_LANE_ORDER}) AS place
+                FROM timers WHERE lane = asked.lane AND {_LANE_AT} > {_NOW}
+                ORDER BY {_LANE_ORDER} LIMIT CASE WHEN {_ALONE} THEN 1 ELSE {PASSED_NEXT_MAX} END
+            ) AS next
+        ) AS later
     ),
     {
     _begun(
