@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from duetime.model import Definition, HttpTarget, Timer
-from duetime.store import Portion, Store
+from duetime.model import Definition, HttpTarget, Status, Timer
+from duetime.store import Filter, Portion, Store
 from duetime.stores import postgres_statements as sql
 from duetime.stores import sqlite_file
 from duetime.stores.postgres import PostgresStore
 from tests.clocks import START, ManualClock
 from tests.contract.stores import sqlite
-from tests.contract.timers import ALICE, holding, ids, timer, with_namespace, with_timers
+from tests.contract.timers import ALICE, BOB, ended, holding, ids, timer, with_namespace, with_timers
 
 BACKLOG = 20_000
 PORTIONS = 64
@@ -291,3 +291,112 @@ async def test_postgres_compares_no_lane_with_every_timer(opened, database: str,
             ):
                 assert_no_part_runs_over_and_over(await explained(connection, *statement))
             await connection.execute("ANALYZE")
+
+
+OTHERS = 3_000
+
+
+@pytest.mark.parametrize("skewed", [True, False], ids=["in one shard", "in all of the others"])
+async def test_postgres_passes_over_the_timers_of_other_owners(opened, database, clock, skewed: bool) -> None:
+    """Those of them that are due, and those that will be, in the lane that is asked for."""
+    store = await opened(database)
+    mine = await holding(store, ALICE, 6, 7)
+    await holding(store, BOB, *range(6))
+    await with_timers(store, of_lane(MINE, "due", at=START - 1, shard=6), of_lane(MINE, "next", at=START + 9, shard=7))
+    held = {shard: mine.get(shard, -1) for shard in range(8)}
+    statements = Statements(store, held, clock)
+    alone = []
+    async with session(store) as connection:
+        for statement in (statements.begin(lane_max=16), statements.begin_lanes(MINE_ONLY)):
+            alone.append(await explained(connection, *statement))
+    for first in range(0, OTHERS, 1000):
+        numbers = range(first, first + 1000)
+        shards = [0 if skewed else n % 6 for n in numbers]
+        for word, at in (("due", START - OTHERS), ("later", START + 1)):
+            timers = (
+                of_lane(MINE, f"{word} {n}", at=at, shard=shard) for n, shard in zip(numbers, shards, strict=True)
+            )
+            await with_timers(store, *timers)
+    async with session(store) as connection:
+        for _ in ("before ANALYZE", "after ANALYZE"):
+            by_age = await explained(connection, *statements.begin(lane_max=16))
+            assert timers_read(by_age) == timers_read(alone[0]) and pages_read(by_age) < pages_read(alone[0]) + 50
+            by_lane = await explained(connection, *statements.begin_lanes(MINE_ONLY))
+            assert timers_read(by_lane) < timers_read(alone[1]) + 2 * (sql.PASSED_MAX + sql.PASSED_NEXT_MAX)
+            await connection.execute("ANALYZE")
+    begun = await store.begin_lanes(ALICE, mine, 500, MINE_ONLY)
+    assert ids(begun.timers) == ["due"] and begun.next_at is not None and START < begun.next_at <= START + 9
+
+
+@pytest.mark.parametrize("by_lane", [False, True], ids=["by age", "by lane"])
+async def test_what_is_ours_is_begun_behind_the_timers_of_other_owners(store, by_lane: bool) -> None:
+    mine = await holding(store, ALICE, 6, 7)
+    await holding(store, BOB, *range(6))
+    await with_timers(store, *(of_lane(MINE, f"theirs {n}", at=START - 9, shard=n % 6) for n in range(1_200)))
+    await with_timers(store, *(of_lane(MINE, f"mine {n}", at=START - 5 + n, shard=6 + n % 2) for n in range(8)))
+    if by_lane:
+        first, rest = [await store.begin_lanes(ALICE, mine, 3, MINE_ONLY) for _ in range(2)]
+        assert first.lanes == {lane(MINE): START - 2}
+        begun = first.timers + rest.timers
+    else:
+        first, rest = await store.begin(ALICE, mine, 3), await store.begin(ALICE, mine, 30)
+        begun = first.timers + rest.timers
+        assert first.more and not rest.more and rest.next_at == START + 1
+    assert ids(begun) == [f"mine {n}" for n in range(6)]
+
+
+# Namespaces.
+
+NAMESPACES = 300
+
+
+async def test_sqlite_asks_no_namespace_that_does_not_matter(
+    tmp_path, clock: ManualClock, steps: Callable[[], int]
+) -> None:
+    store = await sqlite(tmp_path, clock)
+    held = await holding(store)
+    await with_timers(store, *(ended(f"t{n}", Status.FAILED, at=START - n) for n in range(50)))
+
+    async def costs() -> list[int]:
+        taken = []
+        for ask in (
+            lambda: store.page(Filter(status=Status.FAILED), 10),
+            lambda: store.page(Filter(), 10),
+            lambda: store.page(Filter(status=Status.COMPLETED), 10),
+            lambda: store.begin(ALICE, held, 10),
+            lambda: store.begin_lanes(ALICE, held, 10, MINE_ONLY),
+            lambda: store.purge(retention_ms=10**6, limit=10),
+            lambda: store.namespaces(),
+        ):
+            steps()
+            await ask()
+            taken.append(steps())
+        return taken
+
+    await costs()
+    few = await costs()
+    for n in range(NAMESPACES):
+        await with_namespace(store, f"n{n}")
+    await store.namespaces()
+    many = await costs()
+    assert max(after - before for before, after in zip(few, many, strict=True)) < 30, (few, many)
+    await store.close()
+
+
+async def test_postgres_reads_the_namespaces_only_when_they_have_changed(opened, database: str, monkeypatch) -> None:
+    store = await opened(database)
+    for n in range(50):
+        await with_namespace(store, f"n{n}")
+    assert len(await store.namespaces()) == 51
+    read = store._pool.read
+    answers = []
+
+    async def listen(statement: str, *arguments: object) -> Any:
+        answers.append(await read(statement, *arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(store._pool, "read", listen)
+    assert len(await store.namespaces()) == 51
+    assert sum(map(len, answers)) == 1
+    await with_namespace(store, "new")
+    assert len(await store.namespaces()) == 52

@@ -7,7 +7,9 @@ import asyncio
 import msgspec
 import pytest
 
+from duetime.errors import TooManyNamespaces
 from duetime.model import DAY_MS, FOREVER_MS, Namespace, Secret, Status
+from duetime.stores.memory import MemoryStore
 from tests.clocks import START, ManualClock
 from tests.contract.timers import (
     changed_to,
@@ -134,6 +136,31 @@ async def test_purges_at_once_drop_each_timer_once(store, clock: ManualClock) ->
     assert await store.tally() == dict.fromkeys(Status, 0)
 
 
+async def test_a_namespace_with_few_old_timers_does_not_wait_for_one_with_many(store, clock: ManualClock) -> None:
+    await with_namespace(store, "few")
+    await with_timers(store, *(ended(f"t{n}", Status.COMPLETED) for n in range(300)))
+    await with_timers(store, ended("a", Status.COMPLETED, namespace="few"), ended("b", Status.FAILED, namespace="few"))
+    clock.advance(100)
+    assert await store.purge(retention_ms=1, limit=50) == 50
+    if not isinstance(store, MemoryStore):  # which does not ask namespace by namespace
+        assert await store.tally("few") == dict.fromkeys(Status, 0)
+    assert await store.purge(retention_ms=1, limit=1_000) == 302 - 50
+    assert await everything(store) == {}
+
+
+async def test_old_timers_of_many_namespaces_go_in_one_purge(store, clock: ManualClock) -> None:
+    names = [f"n{n}" for n in range(150)]
+    for name in names:
+        await with_namespace(store, name)
+    for status in FINAL:
+        await with_timers(store, *(ended(status.value, status, namespace=name) for name in names))
+    await with_timers(store, *(ended(f"t{n}", Status.COMPLETED) for n in range(50)))
+    clock.advance(100)
+    assert await store.purge(retention_ms=1, limit=450) == 450
+    assert await store.purge(retention_ms=1, limit=10**6) == 50
+    assert await store.tally() == dict.fromkeys(Status, 0)
+
+
 # Namespaces.
 
 TEAM = Namespace(
@@ -178,6 +205,36 @@ async def test_of_many_new_namespaces_of_one_name_one_wins(store) -> None:
     answers = await asyncio.gather(*(store.put_namespace(rival) for rival in rivals))
     winner = (await by_name(store))["new"]
     assert answers == [None if rival == winner else winner for rival in rivals]
+
+
+async def test_a_namespace_is_found_by_its_name(store) -> None:
+    assert await store.namespace(TEAM.name) is None
+    await store.put_namespace(TEAM)
+    assert await store.namespace(TEAM.name) == TEAM
+    after = await switch(store, TEAM, paused=False)
+    assert await store.namespace(TEAM.name) == after
+
+
+async def test_no_more_namespaces_are_made_than_there_may_be(store) -> None:
+    assert await store.put_namespace(TEAM, 2) is None
+    another = Namespace(name="another", shards=1, created_at=START)
+    for most in (2, 1):
+        with pytest.raises(TooManyNamespaces, match=f"{most} namespaces"):
+            await store.put_namespace(another, most)
+        assert await store.put_namespace(changed_to(TEAM), most) == TEAM  # what is there already stays as it is
+    assert set(await by_name(store)) == {"default", TEAM.name}
+    assert await store.put_namespace(another, 3) is None
+    assert await store.put_namespace(Namespace(name="one more", shards=1, created_at=START)) is None
+
+
+async def test_who_asks_for_the_namespaces_again_sees_every_change(store) -> None:
+    for n in range(5):
+        await store.put_namespace(Namespace(name=f"n{n}", shards=1, created_at=START))
+        there = await by_name(store)
+        assert len(there) == 2 + n
+        there[f"n{n}"] = await switch(store, there[f"n{n}"], weight=2 + n)
+        assert await by_name(store) == there
+        assert await by_name(store) == there
 
 
 async def test_a_namespace_is_swapped_only_at_its_revision(store) -> None:

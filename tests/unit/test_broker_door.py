@@ -7,11 +7,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from duetime.broker import BrokerAway, BrokerError, Command
 from duetime.doors.broker import BrokerDoor
 from duetime.errors import StoreUnavailable
 from duetime.model import Status, Timer
 from duetime.service import Service
+from duetime.store import Taken
 from duetime.stores.memory import MemoryStore
 from duetime.telemetry import Telemetry
 from duetime.timetext import parse_time
@@ -28,7 +31,7 @@ class CountingStore(MemoryStore):
         self.writes: list[int] = []
         self.fails = False
 
-    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | None]:
+    async def put_many(self, timers: Sequence[Timer]) -> list[Timer | Taken | None]:
         if self.fails:
             raise StoreUnavailable("away")
         self.writes.append(len(timers))
@@ -79,7 +82,7 @@ class ListBroker:
 
 class World:
     def __init__(self) -> None:
-        clock = ManualClock()
+        self.clock = clock = ManualClock()
         self.store = CountingStore(clock)
         self.broker = ListBroker()
         self.service = Service(self.store, {}, clock, lambda *timers: None)
@@ -122,6 +125,24 @@ def test_what_is_bad_is_buried_and_the_rest_is_one_write() -> None:
         assert world.broker.answers == {1: "done", 2: "never", 3: "done"}
         [(body, headers, id)] = world.broker.letters
         assert body == b"bad" and headers["duetime-subject"] == "in.acme" and id == "in.acme-2"
+
+    run(test)
+
+
+def test_a_tenant_beyond_the_namespaces_that_there_may_be_is_a_dead_letter() -> None:
+    async def test(world: World) -> None:
+        world.service = Service(world.store, {}, world.clock, lambda *timers: None, namespaces_max=2)
+        await world.service.start()
+        door = BrokerDoor(
+            world.service, world.broker, Telemetry(), events="out", dead_letters="dead", bytes_max=262_144
+        )
+        others = [world.command("b", tenantId="other"), world.command("d", tenantId="other")]
+        others = [msgspec.structs.replace(other, subject="in.other") for other in others]
+        await door.handle([world.command("a"), others[0], world.command("c"), others[1]])
+        assert world.broker.answers == {1: "never", 2: "never", 3: "done", 4: "done"}
+        assert world.store.writes == [2]
+        assert [headers["duetime-subject"] for _, headers, _ in world.broker.letters] == ["in.other"] * 2
+        assert "2 namespaces" in world.broker.letters[0][1]["duetime-error"]
 
     run(test)
 

@@ -124,6 +124,7 @@ PASSED_MAX, PASSED_NEXT_MAX = 256, 64
 """How many timers of other owners a look passes in a lane, due ones and later ones, before it asks its own shards."""
 
 _CANDIDATE = f"ctid AS at, shard, revision, status, fire_at, seq, {BYTES} AS bytes"
+_FOUND = "at, shard, revision, status, fire_at, seq, bytes"
 _HELD = "(SELECT versions FROM held)[shard + 1]"
 _NOW = "(SELECT now FROM clock)"
 _LOST = f"version <> {_HELD} AND (deadline_at <= {_NOW} OR $5)"
@@ -249,19 +250,24 @@ BEGIN_LANES = f"""
         ) AS first
         WHERE NOT paused
     ),
-    crowded AS MATERIALIZED (  -- by timers that are not ours to begin
+    near AS MATERIALIZED (
+        SELECT asked.lane, asked.most, asked.share, each.* FROM asked CROSS JOIN LATERAL (
+            SELECT {_FOUND}, row_number() OVER (ORDER BY first_by, then_by) AS in_lane FROM (
+                SELECT {_CANDIDATE}, {_HELD} >= 0 AND {_ELIGIBLE} AS ours, {_LANE_AT} AS first_by, seq + 0 AS then_by
+                FROM timers WHERE lane = asked.lane AND {_LANE_AT} <= {_NOW}
+                ORDER BY {_LANE_ORDER} LIMIT CASE WHEN NOT {_ALONE} THEN asked.most + {PASSED_MAX} END
+            ) AS passed WHERE ours ORDER BY first_by, then_by LIMIT asked.most + 1
+        ) AS each
+    ),
+    crowded AS MATERIALIZED (  -- lanes in which too few of ours are near, and others' timers, or attempts, before them
         SELECT asked.* FROM asked CROSS JOIN LATERAL (
-            SELECT FROM timers WHERE NOT {_ALONE} AND lane = asked.lane AND {_LANE_AT} <= {_NOW}
+            SELECT FROM timers WHERE lane = asked.lane AND {_LANE_AT} <= {_NOW}
             ORDER BY {_LANE_ORDER} OFFSET asked.most + {PASSED_MAX} LIMIT 1
         ) AS behind
+        WHERE NOT {_ALONE} AND lane <> ALL (ARRAY(SELECT lane FROM near WHERE in_lane > most))
     ),
     met AS MATERIALIZED (
-        SELECT asked.lane, asked.most, asked.share, each.* FROM asked CROSS JOIN LATERAL (
-            SELECT {_CANDIDATE}, row_number() OVER (ORDER BY {_LANE_ORDER}) AS in_lane
-            FROM timers WHERE lane = asked.lane AND {_LANE_AT} <= {_NOW} AND {_HELD} >= 0 AND {_ELIGIBLE}
-            ORDER BY {_LANE_ORDER} LIMIT asked.most + 1
-        ) AS each
-        WHERE lane NOT IN (SELECT lane FROM crowded)
+        SELECT * FROM near WHERE lane <> ALL (ARRAY(SELECT lane FROM crowded))
         UNION ALL
         SELECT crowded.lane, crowded.most, crowded.share, each.* FROM crowded CROSS JOIN LATERAL (
             SELECT in_shards.*, row_number() OVER (ORDER BY fire_at, seq) AS in_lane
