@@ -96,6 +96,17 @@ def test_lists(shell: Shell) -> None:
     assert "executeAfter" in shell.bad(1, "list", "--after", "yesterday")
 
 
+def test_short_pages_are_gone_on_from(shell: Shell) -> None:
+    namespace = fresh()
+    shell.good("namespaces", "create", namespace)
+    with Client(shell.env["TIMER_URL"], KEY) as client:
+        new = [{"delay": f"{n + 1}h", "callback_url": URL, "id": f"t{n}", "namespace": namespace} for n in range(20)]
+        client.batch([one | {"payload": "x" * 250_000} for one in new])
+    for options, number in ((["--limit", "19"], 19), (["--all"], 20)):
+        listed = shell.json("list", "--namespace", namespace, "--status", "pending", *options)
+        assert [t["id"] for t in listed["timers"]] == [f"t{n}" for n in range(number)]
+
+
 def test_attempts_and_replays(shell: Shell, receiver: Receiver) -> None:
     namespace = fresh()
     shell.good("namespaces", "create", namespace)

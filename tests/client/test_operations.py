@@ -141,6 +141,25 @@ def test_lists_and_pages(client: Client) -> None:
         client.page(cursor="nonsense")
 
 
+def test_short_pages_are_gone_on_from(client: Client) -> None:
+    """A page ends after some megabytes of timers, though more were asked for."""
+    group = fresh()
+    client.create_namespace(group)
+    new = [
+        {"id": f"t{n}", "namespace": group, "delay": f"{n + 1}h", "callback_url": URL, "payload": "x" * 240_000}
+        for n in range(40)
+    ]
+    wanted = [one["id"] for one in new]
+    assert [timer.id for timer in client.batch(new) if isinstance(timer, Timer)] == wanted
+    again = client.batch(new)  # all of them are there, and come back whole
+    assert [(timer.id, len(timer.payload)) for timer in again if isinstance(timer, Timer)] == [
+        (id, 240_000) for id in wanted
+    ]
+    page = client.page(namespace=group, status="pending", limit=40)
+    assert 0 < len(page.timers) < 40 and page.next_cursor
+    assert [timer.id for timer in client.list(namespace=group, status="pending", page_size=40)] == wanted
+
+
 def test_a_batch_has_an_answer_for_each(client: Client) -> None:
     id, other = fresh(), fresh()
     client.create(id=id, delay="1h", callback_url=URL)

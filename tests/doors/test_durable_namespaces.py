@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from tests.doors.durable import Durable, failure, seconds_between, success
+from tests.doors.durable import URL, Durable, failure, seconds_between, success
 from tests.servers import Received, Receiver, Reply, instant, until
 
 SHARDS = 64
@@ -27,6 +28,21 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
 def namespace(door: Durable, name: str) -> dict[str, Any]:
     found: dict[str, Any] = success(door.api("GET", f"/namespaces/{name}"))
     return found
+
+
+def test_there_are_no_more_than_the_setting_allows(tmp_path: Path) -> None:
+    with Durable(tmp_path, DUETIME_MAX_NAMESPACES="3", DUETIME_AUTO_NAMESPACES="on") as door:
+        success(door.api("POST", "/namespaces", {"name": "one"}), 201)
+        success(door.api("POST", "/timers", {"callbackUrl": URL, "delay": "1h", "namespace": "two"}))
+        refusal = failure(door.api("POST", "/namespaces", {"name": "three"}), 409, "TOO_MANY_NAMESPACES")
+        assert "3 namespaces" in refusal["message"] and "DUETIME_MAX_NAMESPACES" in refusal["message"]
+        new = {"callbackUrl": URL, "delay": "1h"}
+        failure(door.api("POST", "/timers", new | {"namespace": "three"}), 409, "TOO_MANY_NAMESPACES")
+        batch = {"timers": [new | {"namespace": name} for name in ("three", "two")]}
+        assert [each["status"] for each in success(door.api("POST", "/timers/batch", batch))["results"]] == [409, 200]
+        success(door.api("POST", "/namespaces", {"name": "one"}))
+        assert len(success(door.api("GET", "/namespaces"))["namespaces"]) == 3
+        assert "Traceback" not in door.stderr, door.stderr
 
 
 class TestNamespaces:

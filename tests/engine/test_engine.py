@@ -8,14 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import Raw
 
 from duetime.engine.engine import Engine, EngineOptions
 from duetime.engine.recorder import BATCH_MAX
 from duetime.errors import StoreIndeterminate, StoreUnavailable
 from duetime.lifecycle import ATTEMPT_GRACE_MS, LOST_MAX
 from duetime.model import Definition, HttpTarget, Outcome, OutcomeKind, RetryPolicy, Status, Target, Timer
-from duetime.service import NewTimer, Service
-from duetime.store import Begun
+from duetime.service import Counted, NewTimer, Service
+from duetime.store import Begun, Filter
 from duetime.stores.memory import MemoryStore
 from duetime.telemetry import Telemetry
 from tests.simulation.world import Machine, VirtualLoop
@@ -410,3 +411,38 @@ def test_what_is_overdue_fires_oldest_first(count: int) -> None:
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(scene_of())
+
+
+@on_virtual_time
+async def test_old_timers_are_dropped_as_fast_as_timers_can_finish() -> None:
+    """The next batch comes when the store has rested as long as the last one took."""
+    scene = Scene()
+    dropped = 0
+
+    async def purge(*, retention_ms: int, limit: int) -> int:
+        nonlocal dropped
+        await asyncio.sleep(0.1)
+        dropped += limit
+        return limit
+
+    scene.store.purge = purge  # type: ignore[method-assign]
+    await scene.start()
+    await asyncio.sleep(10)
+    assert dropped >= 10 * 30_000
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_change_by_filter_goes_on_through_short_pages() -> None:
+    scene = Scene()
+    await scene.service.start()
+    definition = Definition(target=HttpTarget(url="http://a/"), payload=Raw(b'"%s"' % (b"x" * 400_000)))
+    for n in range(30):
+        new = NewTimer(namespace="default", id=f"t{n}", execute_at=scene.clock.now() + 10**6, definition=definition)
+        await scene.service.create(new)
+    pending = Filter(status=Status.PENDING)
+    assert len((await scene.store.page(pending, 30)).timers) < 30
+    assert await scene.service.cancel_all(Filter(), 25) == Counted(25, more=True)
+    assert await scene.service.cancel_all(Filter(), 25) == Counted(5)
+    assert (await scene.store.tally())[Status.CANCELED] == 30
+    assert await scene.service.replay_all(Filter(status=Status.CANCELED), 1_000) == Counted(30)
