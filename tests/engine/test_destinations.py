@@ -36,8 +36,10 @@ CAP, QUEUE_MAX, IN_FLIGHT_MAX = 256, 1_000, 4_096
 EVERYTHING = 1_000_000
 
 
-def timer(namespace: str = "default", payload: int = 0) -> Timer:
-    definition = Definition(target=HttpTarget(url="http://a/"), payload=Raw(b"x" * payload))
+def timer(namespace: str = "default", payload: int = 0, metadata: int = 0) -> Timer:
+    definition = Definition(
+        target=HttpTarget(url="http://a/"), payload=Raw(b"x" * payload), metadata=Raw(b"x" * metadata)
+    )
     return Timer(namespace, "a", 0, definition, NOW, NOW, NOW, NOW, 1, 1)
 
 
@@ -311,6 +313,7 @@ def test_slots_of_those_that_do_not_answer_are_counted_by_trust_and_by_namespace
 
 def test_a_large_payload_takes_several_slots() -> None:
     assert [slots_of(timer(payload=size)) for size in (0, SLOT_BYTES - 1, SLOT_BYTES, 10 * SLOT_BYTES)] == [1, 1, 2, 11]
+    assert slots_of(timer(payload=SLOT_BYTES // 2, metadata=3 * SLOT_BYTES // 2)) == 3
 
 
 # All of them.

@@ -33,7 +33,7 @@ DESTINATIONS_MAX = 10_000
 LANES_MAX = 1_000
 """How many lanes a destination remembers: one per namespace that has timers for it."""
 SLOT_BYTES = 64 * 1024
-"""How much payload a timer in flight may have for one slot; a larger one takes several."""
+"""How much payload and metadata a timer in flight may have for one slot; a larger one takes several."""
 
 _ALIVE = (OutcomeKind.ANSWERED, OutcomeKind.REFUSED)
 

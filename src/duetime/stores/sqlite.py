@@ -193,7 +193,7 @@ class SqliteStore:
 
     async def purge(self, *, retention_ms: int, limit: int) -> int:
         now, purged = self._clock.now(), 0
-        groups = await self._file.read(lambda c: old_groups(c, now, retention_ms))
+        groups = await self._file.read_list(lambda c: old_groups(c, now, retention_ms))
         while groups and purged < limit:
             number = min(GROUPS_AT_ONCE, limit - purged)
             step = Step(groups[:number], min(ROWS_AT_ONCE, limit - purged), now, retention_ms)
