@@ -78,7 +78,7 @@ class TooManyNamespaces(DuetimeError):
     """There are as many namespaces as the settings allow."""
 
     def __init__(self, most: int) -> None:
-        super().__init__(f"there are {most} namespaces already, as many as DUETIME_MAX_NAMESPACES allows: raise it")
+        super().__init__(f"the maximum of {most} namespaces is reached: reuse one, or raise DUETIME_MAX_NAMESPACES")
 
 
 class SecretNotFound(DuetimeError):
