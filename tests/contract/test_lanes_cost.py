@@ -322,10 +322,24 @@ async def test_postgres_passes_over_the_timers_of_other_owners(opened, database,
             by_age = await explained(connection, *statements.begin(lane_max=16))
             assert timers_read(by_age) == timers_read(alone[0]) and pages_read(by_age) < pages_read(alone[0]) + 50
             by_lane = await explained(connection, *statements.begin_lanes(MINE_ONLY))
-            assert timers_read(by_lane) < timers_read(alone[1]) + 2 * (sql.PASSED_MAX + sql.PASSED_NEXT_MAX)
+            assert timers_read(by_lane) < timers_read(alone[1]) + OTHERS // 3
             await connection.execute("ANALYZE")
     begun = await store.begin_lanes(ALICE, mine, 500, MINE_ONLY)
     assert ids(begun.timers) == ["due"] and begun.next_at is not None and START < begun.next_at <= START + 9
+
+
+async def test_postgres_reads_an_evenly_shared_lane_once(opened, database: str, clock: ManualClock) -> None:
+    """It takes what is its own from the lane's order, and does not read a batch of each of its shards."""
+    store = await opened(database)
+    mine = await holding(store, ALICE, 6, 7)
+    await holding(store, BOB, *range(6))
+    await with_timers(store, *(of_lane(MINE, f"t{n}", at=START - 2_000 + n, shard=n % 8) for n in range(2_000)))
+    statements = Statements(store, {shard: mine.get(shard, -1) for shard in range(8)}, clock)
+    async with session(store) as connection:
+        for _ in ("before ANALYZE", "after ANALYZE"):
+            begun = await explained(connection, *statements.begin_lanes([Portion(lane(MINE), 50)]))
+            assert 50 * 4 < timers_read(begun) < 50 * 8
+            await connection.execute("ANALYZE")
 
 
 @pytest.mark.parametrize("by_lane", [False, True], ids=["by age", "by lane"])

@@ -120,10 +120,13 @@ REACH = BEGIN_MAX
 """How many due timers a look reads, whatever its limit: some may be held back."""
 REACH_SHARD = 250
 """The same for each shard, when they are asked one by one."""
-PASSED_MAX, PASSED_NEXT_MAX = 256, 64
-"""How many timers of other owners a look passes in a lane, due ones and later ones, before it asks its own shards."""
+PASSED_NEXT_MAX = 64
+"""How many later timers of a lane a look reads to find the next of its own."""
 
 _CANDIDATE = f"ctid AS at, shard, revision, status, fire_at, seq, {BYTES} AS bytes"
+_PASSED_MAX = "8 * asked.most + 256"
+"""How many due timers of a lane, whoever owns them, a look reads before it asks its own shards. As long as up to eight
+owners have as many each, it finds as many as it may take."""
 _FOUND = "at, shard, revision, status, fire_at, seq, bytes"
 _HELD = "(SELECT versions FROM held)[shard + 1]"
 _NOW = "(SELECT now FROM clock)"
@@ -255,14 +258,14 @@ BEGIN_LANES = f"""
             SELECT {_FOUND}, row_number() OVER (ORDER BY first_by, then_by) AS in_lane FROM (
                 SELECT {_CANDIDATE}, {_HELD} >= 0 AND {_ELIGIBLE} AS ours, {_LANE_AT} AS first_by, seq + 0 AS then_by
                 FROM timers WHERE lane = asked.lane AND {_LANE_AT} <= {_NOW}
-                ORDER BY {_LANE_ORDER} LIMIT CASE WHEN NOT {_ALONE} THEN asked.most + {PASSED_MAX} END
+                ORDER BY {_LANE_ORDER} LIMIT CASE WHEN NOT {_ALONE} THEN {_PASSED_MAX} END
             ) AS passed WHERE ours ORDER BY first_by, then_by LIMIT asked.most + 1
         ) AS each
     ),
     crowded AS MATERIALIZED (  -- lanes in which too few of ours are near, and others' timers, or attempts, before them
         SELECT asked.* FROM asked CROSS JOIN LATERAL (
             SELECT FROM timers WHERE lane = asked.lane AND {_LANE_AT} <= {_NOW}
-            ORDER BY {_LANE_ORDER} OFFSET asked.most + {PASSED_MAX} LIMIT 1
+            ORDER BY {_LANE_ORDER} OFFSET {_PASSED_MAX} LIMIT 1
         ) AS behind
         WHERE NOT {_ALONE} AND lane <> ALL (ARRAY(SELECT lane FROM near WHERE in_lane > most))
     ),
