@@ -4,8 +4,8 @@ The lock is on the database file itself, so another path, a link, a mount or a r
 it. The system drops it when the process ends, however it ends.
 
 How it fails: a file that another process has is refused, and so is one with several names, because SQLite looks for
-the log of a database by its name (``SettingsError``). ``check`` raises ``StoreFailed`` when the database, its log or
-the index of its log was removed, moved, replaced or cut short.
+the log of a database by its name (``SettingsError``). When the database, its log or the index of its log was removed,
+moved, replaced or cut short, ``explain`` says which (``StoreFailed``).
 """
 
 from __future__ import annotations
@@ -83,11 +83,12 @@ class LogLost(StoreFailed):
 class SqliteLock:
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.realpath(path))
-        self._path, self._log_path, self._index_path = (f"{self.path}{suffix}" for suffix in ("", "-wal", "-shm"))
+        self.paths = [f"{self.path}{suffix}" for suffix in ("", "-wal", "-shm")]
+        """The database, its log, and the index of the log."""
         self._note_path = f"{self.path}.lock"
         self._open: list[int] = []
-        self._database = self._log = self._index = NOWHERE
-        self._bytes = 0
+        self._database = NOWHERE
+        self._opened_files: list[tuple[int, int]] = []
 
     def take(self) -> None:
         """Lock the file, which is made if there is none."""
@@ -105,7 +106,7 @@ class SqliteLock:
         try:
             if self.path.exists() and _identity(self.path.stat()) in _ours:
                 self._refuse(str(os.getpid()))
-            database = self._opened(self._path)
+            database = self._opened(self.paths[0])
             if sys.platform == "linux" and not _locked(database):
                 self._refuse(_process_of(database))
             beside = self._opened(self._note_path)
@@ -150,33 +151,27 @@ class SqliteLock:
     def watch(self) -> None:
         """Remember which files these are, now that SQLite has made them all and they turned out to be ours."""
         _name(self._open[0])  # Only now: before it keeps a log, SQLite drops all locks of the process with its own.
-        self._log = _identity(os.stat(self._log_path))
-        self._index = _identity(os.stat(self._index_path))
+        self._opened_files = [self._database, *(_identity(os.stat(path)) for path in self.paths[1:])]
         if problem := open_to_others(self.path):
             log.warning("%s", problem)
 
-    def check(self, log_bytes: int) -> None:
-        """Raise ``StoreFailed`` unless every file is the one that was opened, and none is shorter than what was written
-        to it, which is ``log_bytes`` for the log."""
-        database = self._seen(self._path, self._database)
-        log = self._seen(self._log_path, self._log)
-        self._seen(self._index_path, self._index)
-        if database.st_size < self._bytes or log.st_size < log_bytes:
-            raise StoreFailed(
-                f"another program has shortened {self.path} or its -wal file, which only Duetime may write to: "
-                "check it (PRAGMA integrity_check) or restore a backup, then start again"
-            )
-        self._bytes = database.st_size
+    def explain(self) -> NoReturn:
+        """Raise what says what happened to the files, which are not as they were."""
+        for path, opened in zip(self.paths, self._opened_files, strict=True):
+            self._check_place(path, opened)
+        raise StoreFailed(
+            f"another program has shortened {self.path} or its -wal file, which only Duetime may write to: "
+            "check it (PRAGMA integrity_check) or restore a backup, then start again"
+        )
 
-    def _seen(self, path: str, opened: tuple[int, int]) -> os.stat_result:
+    def _check_place(self, path: str, opened: tuple[int, int]) -> None:
         try:
-            found = os.stat(path)
-            if (found.st_dev, found.st_ino) == opened:
-                return found
+            if _identity(os.stat(path)) == opened:
+                return
             problem = f"{path} was replaced while Duetime was using it"
         except OSError as error:
             problem = f"{path} was removed or moved while Duetime was using it ({error.strerror})"
-        if path != self._path:
+        if path != self.paths[0]:
             raise LogLost(problem)
         raise StoreFailed(f"{problem}: put it back together with its -wal file, or restore a backup, then start again")
 
