@@ -187,8 +187,10 @@ class SqliteFile:
 
     def _tell(self, call: Callable[..., object], *arguments: object) -> None:
         """Have something called in the event loop. When that is closed, nobody waits for an answer any more."""
-        with contextlib.suppress(RuntimeError):
+        try:  # noqa: SIM105  (once a commit: a tenth of what ``suppress`` costs)
             self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            pass
 
     def _fail(self, error: BaseException) -> StoreError:
         """Acknowledge nothing any more; why."""
