@@ -39,11 +39,14 @@ def version_only() -> None:
 def forward_cursor() -> None:
     """A look starts behind the last timer that was begun."""
     statement, begin, looked_to = sql.BEGIN, PostgresStore.begin, 0
-    due = "WHERE fire_at <= (SELECT now FROM clock)"
+    # Alone, and beside other instances.
+    dues = "AND fire_at <= (SELECT now FROM clock)", "AND fire_at - 0 <= (SELECT now FROM clock)"
 
     async def begin_behind(self: PostgresStore, *arguments: Any, **named: Any) -> Begun:
         nonlocal looked_to
-        sql.BEGIN = _replaced(statement, due, f"{due} AND fire_at > {looked_to}")
+        sql.BEGIN = statement
+        for due in dues:
+            sql.BEGIN = _replaced(sql.BEGIN, due, f"{due} AND fire_at > {looked_to}")
         begun = await begin(self, *arguments, **named)
         looked_to = max([looked_to, *(timer.fire_at for timer in begun.timers)])
         return begun
