@@ -84,17 +84,27 @@ def settle(timer: Timer, outcome: Outcome, *, sent_at: int, now: int, uniform: U
     if error is None:
         return _final(timer, Status.COMPLETED, now, None, timer.attempt, timer.failures, attempts)
     failures = timer.failures + 1
+    started_at = _window_start(timer, sent_at)
     fire_at = retry_at(
         timer.definition.retry,
         failures=failures,
-        started_at=timer.started_at or now,
+        started_at=started_at,
         now=now,
         retry_after_ms=outcome.retry_after_ms,
         uniform=uniform,
     )
     if fire_at is None:
         return _final(timer, Status.FAILED, now, error, timer.attempt, failures, attempts)
-    return _pending(timer, now, fire_at=fire_at, failures=failures, lost=0, last_error=error, attempts=attempts)
+    return _pending(
+        timer,
+        now,
+        fire_at=fire_at,
+        failures=failures,
+        lost=0,
+        last_error=error,
+        started_at=started_at,
+        attempts=attempts,
+    )
 
 
 def give_up(timer: Timer, *, now: int) -> Timer:
@@ -106,10 +116,12 @@ def give_up(timer: Timer, *, now: int) -> Timer:
 def defer(timer: Timer, *, fire_at: int, now: int, away: bool = False) -> Timer:
     """Put a begun timer back unspent, because nothing was sent. After a first attempt it is as if never begun.
 
-    When the carrier is ``away`` as a whole, the attempts that were lost before are no sign against the timer; and since
-    the message may have got through, it keeps the time that its id is made of.
+    The retry window moves along with ``fire_at``. When the carrier is ``away`` as a whole, the attempts that were lost
+    before are no sign against the timer.
     """
-    started_at = timer.started_at if away or timer.attempt > 1 else None
+    started_at = timer.started_at
+    if started_at is not None:
+        started_at = None if timer.attempt == 1 else started_at + max(0, fire_at - timer.fire_at)
     lost = 0 if away else timer.lost
     return _pending(timer, now, fire_at=fire_at, attempt=timer.attempt - 1, lost=lost, started_at=started_at)
 
@@ -136,7 +148,7 @@ def command(timer: Timer, *, execute_at: int, stamp: str, now: int) -> Timer:
     """A broker's command about a timer that is there moves it until it is first fired, unless a later command has been
     here: one whose taker died is given out again, and may come behind others."""
     before = timer.fingerprint
-    if timer.status is not Status.PENDING or timer.started_at is not None:
+    if timer.status is not Status.PENDING or timer.attempt:
         return timer
     if _is_stamp(before) and not is_later(stamp, before):
         return timer
@@ -193,6 +205,14 @@ def _new_firing(timer: Timer) -> dict[str, object]:
         "started_at": None,
         "last_error": None,
     }
+
+
+def _window_start(timer: Timer, sent_at: int) -> int:
+    """When the retry window of a failed attempt opened: with the first attempt that failed, and as much later as the
+    attempts after it were sent late. So what holds an attempt back, here or in the store, spends none of it."""
+    if not timer.failures or timer.started_at is None:
+        return sent_at
+    return timer.started_at + max(0, sent_at - timer.fire_at)
 
 
 def _pending(timer: Timer, now: int, **changes: object) -> Timer:

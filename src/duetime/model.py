@@ -117,6 +117,7 @@ class Unsent(enum.StrEnum):
     LOOKUPS = "lookups"  # no thread became free for the DNS lookup in time
     INTERNAL = "internal_error"  # a bug of ours; the log has the traceback
     BROKER = "broker"  # the broker is not connected
+    NAMESPACE = "namespace"  # this instance does not know the namespace yet, nor what signs its callbacks
     DESTINATION = "destination"  # it can't take more now
     LEASE = "lease"  # the shard may have another owner by now, or it waited too long
     DRAIN = "drain"  # the instance is stopping
@@ -168,7 +169,7 @@ class Timer(Struct, frozen=True, array_like=True):
     failures: int = 0  # attempts of this firing that were recorded as failed
     lost: int = 0  # latest attempts in a row whose outcome was never recorded
     last_error: str | None = None
-    started_at: int | None = None  # when the first attempt of this firing was begun
+    started_at: int | None = None  # when this firing was begun; after a failure, when its retry window opened
     executed_at: int | None = None  # when the timer became completed or failed
     deadline_at: int | None = None  # when executing: until when the attempt may be under way
     version: int = 0  # when executing: the version of the shard that began the attempt

@@ -97,7 +97,14 @@ class Service:
 
     async def start(self) -> None:
         """Learn the namespaces."""
-        self._namespaces = {namespace.name: namespace for namespace in await self._store.namespaces()}
+        for namespace in await self._store.namespaces():
+            self._learn(namespace)
+
+    def _learn(self, namespace: Namespace) -> None:
+        """Keep a copy of a namespace, unless a newer one came while it was under way."""
+        known = self._namespaces.get(namespace.name)
+        if known is None or namespace.revision >= known.revision:
+            self._namespaces[namespace.name] = namespace
 
     async def run(self) -> None:
         """Keep up with what other instances do to the namespaces."""
@@ -385,7 +392,7 @@ class Service:
         there = await self._store.namespace(name)
         if there is None:
             raise UnknownNamespace(name)
-        self._namespaces[name] = there
+        self._learn(there)
         return there
 
     async def _namespace_for(self, name: str) -> Namespace:
@@ -405,7 +412,7 @@ class Service:
             weight=1 if weight is None else weight,
         )
         there = await self._store.put_namespace(new, self._namespaces_max)
-        self._namespaces[name] = there or new
+        self._learn(there or new)
         if there is None:
             self._store.hint(Hint(namespaces=True))
             return new, True
@@ -423,7 +430,7 @@ class Service:
             before = await self._read_namespace(name)
             after = msgspec.structs.replace(change(before), revision=before.revision + 1)
             if await self._store.swap_namespace(before, after):
-                self._namespaces[name] = after
+                self._learn(after)
                 self._store.hint(Hint(namespaces=True))
                 self._nudge()
                 return after
@@ -434,10 +441,14 @@ class Service:
         known = self._namespaces.get(namespace)
         return 1 if known is None else known.weight
 
-    def signing_keys(self, namespace: str) -> list[bytes]:
-        """The keys that sign the namespace's callbacks now, newest first; none for one that has no secret."""
+    def signing_keys(self, namespace: str) -> list[bytes] | None:
+        """The keys that sign the namespace's callbacks now, newest first; none for one that has no secret. None while
+        this instance does not know the namespace; it is read at once."""
         known = self._namespaces.get(namespace)
-        return [secret.key for secret in known.signing(self.clock.now())] if known and known.secrets else []
+        if known is None:
+            self._changed.set()
+            return None
+        return [secret.key for secret in known.signing(self.clock.now())] if known.secrets else []
 
     async def add_secret(self, name: str, key: bytes) -> Secret:
         """A new signing secret. The one before it signs too, until it is deleted or its time is over."""
@@ -456,12 +467,12 @@ class Service:
 
     async def delete_secret(self, name: str, id: str) -> None:
         def without(namespace: Namespace) -> Namespace:
-            kept = tuple(secret for secret in namespace.secrets if secret.id != id)
-            if len(kept) == len(namespace.secrets):
+            if all(secret.id != id for secret in namespace.secrets):
                 raise SecretNotFound
-            if kept:  # The newest of those that are left is the current one, which does not run out.
-                kept = (msgspec.structs.replace(kept[0], expires_at=None), *kept[1:])
-            return msgspec.structs.replace(namespace, secrets=kept)
+            kept = [secret for secret in namespace.signing(self.clock.now()) if secret.id != id]
+            if kept:  # The newest of those that still sign is the current one, which does not expire.
+                kept[0] = msgspec.structs.replace(kept[0], expires_at=None)
+            return msgspec.structs.replace(namespace, secrets=tuple(kept))
 
         await self.change_namespace(name, without)
 

@@ -432,3 +432,45 @@ def test_memory_is_limited_even_if_all_destinations_are_in_trouble(
         destinations.limit(destination, "default")
         assert len(destinations._known) <= 100 and len(destinations.limited) <= 100
     assert destinations.get("busy") is busy
+
+
+def test_of_too_many_broken_destinations_those_that_stay_closed_longest_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "DESTINATIONS_MAX", 100)
+    destinations = several()
+    for n in range(100):
+        long_ago = n % 3 == 0
+        broken(destinations[f"host-{n}"], NOW - BREAK_MS if long_ago else NOW + n)
+        destinations.limit(destinations[f"host-{n}"], "default")
+    busy = destinations.get("host-0")
+    assert busy is not None
+    start(busy, 1)
+    destinations["new"]
+    known = {n for n in range(100) if destinations.get(f"host-{n}")}
+    longest = [n for n in range(99, -1, -1) if n % 3][:49]
+    assert known == {0, *longest}
+    assert {d.name for d in destinations.limited} == {f"host-{n}" for n in known}
+
+
+def test_new_destinations_are_cheap_however_many_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DESTINATIONS_MAX", 100)
+    destinations = several()
+    cleanings = 0
+    forget = Destinations._forget
+
+    def counted(self: Destinations) -> None:
+        nonlocal cleanings
+        cleanings += 1
+        forget(self)
+
+    monkeypatch.setattr(Destinations, "_forget", counted)
+    for n in range(5_000):
+        start(destinations[f"busy-{n}"], 1)
+    assert cleanings <= 10
+    assert all(destinations.get(f"busy-{n}") for n in range(5_000))
+    for n in range(5_000):
+        destinations[f"busy-{n}"].running = 0
+    for n in range(10_000):
+        destinations[f"host-{n}"]
+    assert len(destinations._known) <= 100

@@ -48,9 +48,14 @@ def event_id(timer: Timer, now: int = NOW) -> uuid.UUID:
     st.integers(0, (1 << 48) - 1),
 )
 def test_the_id_of_an_event_is_a_uuid_of_version_7(id: str, firing: int, at: int) -> None:
-    made = event_id(begun(timer(id=id, firing=firing), at))
+    made = event_id(begun(timer(id=id, firing=firing, execute_at=at, created_at=0)))
     assert made.version == 7 and made.variant == uuid.RFC_4122
     assert made.int >> 80 == at
+
+
+@pytest.mark.parametrize("due", [-62_135_596_800_000, 0, NOW - 1])
+def test_the_id_of_an_event_that_was_due_before_its_command_came_has_the_time_of_the_command(due: int) -> None:
+    assert event_id(begun(timer(execute_at=due, fire_at=due, created_at=NOW), NOW + 9)).int >> 80 == NOW
 
 
 def test_it_is_the_same_on_every_attempt_of_a_firing() -> None:
@@ -62,6 +67,15 @@ def test_it_is_the_same_on_every_attempt_of_a_firing() -> None:
     assert second.attempt == 2 and event_id(second, NOW + 60_000) == event_id(first)
     lost = begun(first, NOW + 90_000)  # its outcome was never recorded
     assert event_id(lost, NOW + 90_000) == event_id(first)
+
+
+def test_it_is_the_same_when_an_attempt_was_held_back() -> None:
+    first = begun(timer(), NOW + 7)
+    late = lifecycle.settle(
+        first, Outcome(kind=OutcomeKind.TIMED_OUT), sent_at=NOW + 700, now=NOW + 900, uniform=lambda low, high: high
+    )
+    put_off = lifecycle.defer(begun(late, late.fire_at + 50), fire_at=late.fire_at + 90_000, now=NOW)
+    assert event_id(begun(put_off, put_off.fire_at + 3)) == event_id(begun(late, late.fire_at)) == event_id(first)
 
 
 def test_it_is_the_same_after_a_wait_for_the_broker() -> None:

@@ -60,7 +60,7 @@ def body_of(timer: Timer, now: int) -> bytes:
 
 
 def _event_id(timer: Timer) -> str:
-    """A UUID of version 7: the time of the firing, then what only this firing has. The same on every attempt of it."""
-    time = (timer.fire_at if timer.started_at is None else timer.started_at).to_bytes(6, "big").hex()
+    """A UUID of version 7: when the timer fell due, then what only this firing has. The same on every attempt of it."""
+    time = max(timer.execute_at, timer.created_at).to_bytes(6, "big").hex()  # one made late falls due at once
     own = timer.delivery_id.replace("-", "")
     return f"{time[:8]}-{time[8:]}-7{own[13:16]}-a{own[17:20]}-{own[20:]}"

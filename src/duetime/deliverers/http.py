@@ -87,7 +87,7 @@ class HttpDeliverer:
         *,
         egress: Egress,
         clock: Clock,
-        keys_of: Callable[[str], Sequence[bytes]],
+        keys_of: Callable[[str], Sequence[bytes] | None],
         version: str,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -188,6 +188,8 @@ class HttpDeliverer:
         attempt = timer.attempt
         timestamp_s = now // 1000
         keys = self._keys_of(timer.namespace)
+        if keys is None:
+            raise NotSent(Unsent.NAMESPACE, "this instance does not know the namespace yet")
         signature = f"webhook-signature: {sign(keys, delivery_id, timestamp_s, body)}\r\n" if keys else ""
         head = (
             f"{route.head}webhook-id: {delivery_id}\r\nwebhook-timestamp: {timestamp_s}\r\n{signature}"

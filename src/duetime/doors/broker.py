@@ -1,7 +1,8 @@
 """The broker door: ScheduleTimer commands in, DueTimeReached events out.
 
 A command is answered only after its timer is durable; until then the broker keeps it, and gives it out again when we
-die. One that breaks the rules is copied to the dead letters with what is wrong with it, and never blocks the others.
+die. One that breaks the rules is copied to the dead letters with what is wrong with it, beside the others: these never
+wait for a dead letter.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 
 AGAIN_MS = 1_000
 DEAD_LETTER_SECONDS = 5.0
+DEAD_LETTERS_AT_ONCE = 32
+DEAD_LETTERS_WAITING_MAX = 1_000
+"""How many bad commands wait to be copied at most; the broker gives the others out again later."""
 CUT_BYTES_MIN = 4_096
 """A dead letter that is refused and not smaller than this may be too large; it is cut."""
 UNTIL_TAKEN = RetryPolicy(
@@ -53,6 +57,9 @@ class Message(Struct, rename="camel"):
 
 _decoder = msgspec.json.Decoder(Message)
 
+Bad = tuple[Command, DuetimeError]
+"""A command that can't be taken, and why."""
+
 
 class BrokerDoor:
     def __init__(
@@ -65,21 +72,25 @@ class BrokerDoor:
         self._dead_letters = dead_letters
         self._bytes_max = bytes_max
         self._draining = asyncio.Event()
+        self._turns = asyncio.Semaphore(DEAD_LETTERS_AT_ONCE)
+        self._burying = 0
 
     async def run(self) -> None:
         """Take commands until ``drain``, then answer what was taken and give the rest back."""
         taking = asyncio.ensure_future(self._broker.take())
         draining = asyncio.ensure_future(self._draining.wait())
         try:
-            while True:
-                await asyncio.wait([taking, draining], return_when=asyncio.FIRST_COMPLETED)
-                if taking.done():
-                    await self.handle(taking.result())
-                    if not draining.done():
-                        taking = asyncio.ensure_future(self._broker.take())
-                        continue
-                break
-            await self._broker.stop_taking()
+            async with asyncio.TaskGroup() as burials:
+                while True:
+                    await asyncio.wait([taking, draining], return_when=asyncio.FIRST_COMPLETED)
+                    if taking.done():
+                        bad = await self._schedule(taking.result())
+                        burials.create_task(self._bury_all(bad))
+                        if not draining.done():
+                            taking = asyncio.ensure_future(self._broker.take())
+                            continue
+                    break
+                await self._broker.stop_taking()
         finally:
             taking.cancel()
             draining.cancel()
@@ -89,30 +100,35 @@ class BrokerDoor:
 
     async def handle(self, commands: Sequence[Command]) -> None:
         """Make timers of the commands, all in one durable write, and answer each."""
+        await self._bury_all(await self._schedule(commands))
+
+    async def _schedule(self, commands: Sequence[Command]) -> list[Bad]:
+        """Make timers of the commands and answer them; return those that can't be taken, which are not answered yet."""
+        bad: list[Bad] = []
         wanted: list[tuple[Command, NewTimer]] = []
         for command in commands:
             try:
                 wanted.append((command, self._wanted(command)))
             except InvalidInput as error:
-                await self._bury(command, error)
+                bad.append((command, error))
+        done: list[Command] = []
+        later: list[Command] = []
         try:
             made = await self._service.schedule_many([new for _, new in wanted])
         except StoreError as error:
             log.warning("%d commands have to wait for the store: %s", len(wanted), error)
-            await self._broker.again([command for command, _ in wanted], delay_ms=AGAIN_MS)
-            return
-        done: list[Command] = []
-        later: list[Command] = []
+            made = [error] * len(wanted)
         for (command, _), refusal in zip(wanted, made, strict=True):
             if refusal is None:
                 done.append(command)
             elif isinstance(refusal, StoreError):
                 later.append(command)
             else:
-                await self._bury(command, refusal)
+                bad.append((command, refusal))
         self._telemetry.created("broker", len(done))
         await self._broker.done(done)
         await self._broker.again(later, delay_ms=AGAIN_MS)
+        return bad
 
     def _wanted(self, command: Command) -> NewTimer:
         if len(command.data) > self._bytes_max:
@@ -146,6 +162,26 @@ class BrokerDoor:
             correlation_id=correlation_id,
             fingerprint=stamp_of(command.number, command.taken_at_ns),
         )
+
+    async def _bury_all(self, bad: Sequence[Bad]) -> None:
+        """Copy these to the dead letters, a few at a time, while there is room for them and until ``drain``."""
+        room = max(0, DEAD_LETTERS_WAITING_MAX - self._burying)
+        some = bad[:room]
+        self._burying += len(some)
+        try:
+            await self._broker.again([command for command, _ in bad[room:]], delay_ms=AGAIN_MS)
+            async with asyncio.TaskGroup() as burials:
+                for command, error in some:
+                    burials.create_task(self._bury_in_turn(command, error))
+        finally:
+            self._burying -= len(some)
+
+    async def _bury_in_turn(self, command: Command, error: DuetimeError) -> None:
+        async with self._turns:
+            if self._draining.is_set():
+                await self._broker.again([command], delay_ms=0)
+            else:
+                await self._bury(command, error)
 
     async def _bury(self, command: Command, error: DuetimeError) -> None:
         """Copy a command that can't be taken to the dead letters, then have nobody try it again."""

@@ -187,6 +187,7 @@ class Destinations:
         self.in_flight_max = in_flight_max
         self._share = min(cap, in_flight_max)
         self._known: dict[str, Destination] = {}
+        self._known_max = DESTINATIONS_MAX
         self.queued: set[Destination] = set()
         self.limited: dict[Destination, None] = {}
         """Those that can take less than others, or were given more: a look needs a limit for their lanes."""
@@ -194,18 +195,22 @@ class Destinations:
     def __getitem__(self, name: str) -> Destination:
         destination = self._known.get(name)
         if destination is None:
-            if len(self._known) >= DESTINATIONS_MAX:
+            if len(self._known) >= self._known_max:
                 self._forget()
             destination = self._known[name] = Destination(name, self._cap, self._queue_max)
         return destination
 
     def _forget(self) -> None:
-        """Make room: forget those that nothing is to be known of, or else all that hold nothing."""
-        kept = {n: d for n, d in self._known.items() if not d.idle or d in self.limited}
-        if len(kept) > DESTINATIONS_MAX // 2:
-            kept = {n: d for n, d in kept.items() if d.held}
-            self.limited = {d: None for d in self.limited if d.held}
-        self._known = kept
+        """Make room: forget those that nothing is to be known of. If that is not enough, forget of those that hold
+        nothing the ones whose breaker is closed, or was the first to let attempts out."""
+        most = DESTINATIONS_MAX // 2
+        kept = [d for d in self._known.values() if not d.idle or d in self.limited]
+        if len(kept) > most:
+            kept.sort(key=lambda d: (d.held > 0, d.opens_at or 0), reverse=True)
+            kept = kept[: max(most, sum(d.held > 0 for d in kept))]
+        self._known = {d.name: d for d in kept}
+        self.limited = {d: None for d in self.limited if d.name in self._known}
+        self._known_max = max(DESTINATIONS_MAX, 2 * len(kept))  # so each is looked at a few times, not for each new one
 
     def get(self, name: str) -> Destination | None:
         return self._known.get(name)

@@ -27,6 +27,8 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 INTERNAL_MS_MIN, INTERNAL_MS_MAX = SECOND_MS, 5 * MINUTE_MS
 """How long a timer waits after an error of ours; a quarter of the time that it is overdue, within these."""
+NAMESPACE_MS = 250
+"""How long a timer waits until its namespace, which another instance made just now, is known here."""
 SAY_MS = 10 * SECOND_MS
 """How often the log says that something could not be sent for the same cause; metrics count them all."""
 
@@ -147,9 +149,11 @@ class Dispatcher:
         if now - self._said_at.get(cause, 0) >= SAY_MS:
             self._said_at[cause] = now
             log.warning("%s/%s was not sent (%s): %s", timer.namespace, timer.id, cause, outcome.error)
-        if cause is Unsent.INTERNAL:
-            overdue_ms = max(INTERNAL_MS_MIN, min((now - timer.execute_at) // 4, INTERNAL_MS_MAX))
-            self._put_back(timer, cause, fire_at=now + round(self._uniform(overdue_ms, 1.5 * overdue_ms)))
+        if cause in (Unsent.INTERNAL, Unsent.NAMESPACE):  # neither says anything about the destination
+            wait_ms = NAMESPACE_MS
+            if cause is Unsent.INTERNAL:
+                wait_ms = max(INTERNAL_MS_MIN, min((now - timer.execute_at) // 4, INTERNAL_MS_MAX))
+            self._put_back(timer, cause, fire_at=now + round(self._uniform(wait_ms, 1.5 * wait_ms)))
             return
         destination.hold(now)
         self._hold_back(destination, timer, cause)

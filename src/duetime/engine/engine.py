@@ -333,14 +333,17 @@ class Engine:
     async def run(self) -> None:
         """Fire timers until ``drain`` is called; then finish what is in flight and give the shards up."""
         async with asyncio.TaskGroup() as upkeep:
-            runs = self.ownership.run(), self.recorder.run(), self._survey(), self._purge()
-            loops = [upkeep.create_task(loop) for loop in runs]
+            owning = upkeep.create_task(self.ownership.run())
+            loops = [upkeep.create_task(loop) for loop in (self.recorder.run(), self._survey(), self._purge())]
             async with asyncio.TaskGroup() as attempts:
                 await self._fire(attempts.create_task)
                 await self._finish()
                 self.dispatcher.abandon()
-            for task in loops:
+            self.ownership.end()
+            await asyncio.wait([owning], timeout=self.options.lease_ms / 1000)
+            for task in (owning, *loops):
                 task.cancel()
+            await asyncio.wait([owning, *loops])
             try:
                 await self.ownership.leave()
             except StoreError as error:

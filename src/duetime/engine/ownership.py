@@ -63,6 +63,7 @@ class Ownership:
         self._serving = False  # until it is known that our clock is right
         self._next_wait_ms = 0.0
         self._woken = asyncio.Event()
+        self._ended = False
 
     def held(self) -> dict[int, int]:
         """The shards to begin timers of, with their versions; none once the lease may have run out."""
@@ -168,9 +169,14 @@ class Ownership:
         await self._store.leave(self.owner_id)
         self._store.hint(Hint(shards=True))
 
+    def end(self) -> None:
+        """Renew no more: ``run`` ends when the renewal under way is done. Canceled, that might land after ``leave``."""
+        self._ended = True
+        self._woken.set()
+
     async def run(self) -> None:
-        """Renew three times per lease, and sooner when there is a reason to."""
-        while True:
+        """Renew three times per lease, and sooner when there is a reason to, until ``end``."""
+        while not self._ended:
             self._woken.clear()
             try:
                 await self.run_once()
@@ -180,7 +186,8 @@ class Ownership:
             except (StoreUnavailable, StoreIndeterminate) as error:
                 log.warning("could not renew the lease: %s", error)
                 wait_ms = self._lease_ms / 10
-            await self._clock.sleep(wait_ms / 1000, self._woken)
+            if not self._ended:
+                await self._clock.sleep(wait_ms / 1000, self._woken)
 
 
 def _offset_ms(sent_at: int, store_at: int, answered_at: int) -> int:
