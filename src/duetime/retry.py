@@ -16,7 +16,8 @@ def retry_at(
     """The instant of the next attempt after the ``failures``-th failed one, or None when the policy is exhausted.
 
     ``started_at`` is when the retry window opened: with the first attempt, not with ``execute_at``, and later by what
-    held attempts back. Time that the service was down is not held against the timer. A ``Retry-After`` can only put the attempt off, and never beyond ``max_interval_ms``.
+    held attempts back. Time that the service was down is not held against the timer. A ``Retry-After`` can only put the
+    attempt off, and never beyond ``max_interval_ms``.
     """
     if failures > policy.max_retries:
         return None

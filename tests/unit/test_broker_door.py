@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
 from duetime.broker import BrokerAway, BrokerError, Command
-from duetime.doors.broker import BrokerDoor
-from duetime.errors import StoreUnavailable
+from duetime.doors.broker import DEAD_LETTERS_AT_ONCE, DEAD_LETTERS_WAITING_MAX, BrokerDoor
+from duetime.errors import StoreError, StoreIndeterminate, StoreUnavailable
 from duetime.model import Status, Timer
 from duetime.service import Service
 from duetime.store import Taken
@@ -49,6 +50,11 @@ class ListBroker:
         self.failure: list[BrokerError] = []
         self.waiting: asyncio.Queue[Sequence[Command]] = asyncio.Queue()
         self.stopped = False
+        self.confirms = asyncio.Event()
+        """Whether it confirms what is published."""
+        self.confirms.set()
+        self.publishing = 0
+        self.publishing_max = 0
 
     async def run(self) -> None:
         raise AssertionError("nobody runs this one")
@@ -56,6 +62,10 @@ class ListBroker:
     async def publish(self, subject: str, body: bytes, headers: Mapping[str, str], *, id: str, timeout: float) -> None:
         if self.failure:
             raise self.failure.pop(0)
+        self.publishing += 1
+        self.publishing_max = max(self.publishing, self.publishing_max)
+        await self.confirms.wait()
+        self.publishing -= 1
         self.letters.append((body, dict(headers), id))
 
     async def take(self) -> Sequence[Command]:
@@ -68,6 +78,7 @@ class ListBroker:
         self.answers |= {command.number: "again" for command in commands}
 
     async def never(self, command: Command, reason: str) -> None:
+        assert any(id == f"{command.subject}-{command.number}" for _, _, id in self.letters), "no copy was kept"
         self.answers[command.number] = "never"
 
     async def stop_taking(self) -> None:
@@ -98,6 +109,12 @@ class World:
 
     async def due(self, call: str = "call") -> int:
         return (await self.service.get("acme", call)).execute_at
+
+
+async def settled() -> None:
+    """Return when everybody has done what they can without waiting."""
+    for _ in range(500):
+        await asyncio.sleep(0)
 
 
 def run(test: Any) -> None:
@@ -160,6 +177,126 @@ def test_nothing_is_answered_before_it_is_written() -> None:
         world.store.fails = True
         await world.door.handle([world.command("a"), world.command(data=b"bad"), world.command("b")])
         assert world.broker.answers == {1: "again", 2: "never", 3: "again"}
+
+    run(test)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreIndeterminate("nobody knows")])
+def test_only_those_whose_write_failed_are_given_out_again(error: StoreError) -> None:
+    async def test(world: World) -> None:
+        await world.door.handle([world.command(call, FAR) for call in ("a", "b", "c")])
+        swap = world.store.swap
+
+        async def broken(before: Timer, after: Timer | None) -> bool:
+            if before.id == "b":
+                raise error
+            return await swap(before, after)
+
+        world.store.swap = broken  # type: ignore[method-assign]
+        moves = [world.command(call, LATER) for call in ("a", "b", "new", "c")]
+        await world.door.handle([*moves[:2], world.command(data=b"bad"), *moves[2:]])
+        assert [world.broker.answers[move.number] for move in moves] == ["done", "again", "done", "done"]
+        assert [await world.due(call) for call in "abc"] == [parse_time(due, "") for due in (LATER, FAR, LATER)]
+        world.store.swap = swap  # type: ignore[method-assign]
+        await world.door.handle([moves[1]])
+        assert await world.due("b") == parse_time(LATER, "") and world.broker.answers[moves[1].number] == "done"
+
+    run(test)
+
+
+def test_nothing_is_answered_while_it_is_being_written() -> None:
+    async def test(world: World) -> None:
+        put_many, go = world.store.put_many, asyncio.Event()
+
+        async def slow(timers: Sequence[Timer]) -> list[Timer | None]:
+            there = await put_many(timers)
+            await go.wait()
+            return there
+
+        world.store.put_many = slow  # type: ignore[method-assign]
+        handling = asyncio.create_task(world.door.handle([world.command("a"), world.command("b")]))
+        await settled()
+        assert world.broker.answers == {}
+        go.set()
+        await handling
+        assert world.broker.answers == {1: "done", 2: "done"}
+
+    run(test)
+
+
+# Dead letters wait for their confirmation, and nobody waits for them.
+
+
+def test_good_commands_do_not_wait_for_the_dead_letters_of_their_batch() -> None:
+    async def test(world: World) -> None:
+        world.broker.confirms.clear()
+        bad = [world.command(data=b"bad") for _ in range(50)]
+        handling = asyncio.create_task(world.door.handle([*bad, world.command("good")]))
+        await settled()
+        assert world.broker.answers == {51: "done"} and world.broker.letters == []
+        world.broker.confirms.set()
+        await handling
+        assert list(world.broker.answers.values()) == ["done"] + 50 * ["never"]
+
+    run(test)
+
+
+def test_dead_letters_are_published_side_by_side_within_a_limit() -> None:
+    async def test(world: World) -> None:
+        world.broker.confirms.clear()
+        bad = [world.command(data=b"bad") for _ in range(200)]
+        handling = asyncio.create_task(world.door.handle(bad))
+        await settled()
+        assert world.broker.publishing == DEAD_LETTERS_AT_ONCE < 200
+        world.broker.confirms.set()
+        await handling
+        assert world.broker.publishing_max == DEAD_LETTERS_AT_ONCE
+        assert len(world.broker.letters) == 200 and set(world.broker.answers.values()) == {"never"}
+
+    run(test)
+
+
+def test_a_flood_of_bad_commands_does_not_hold_up_the_batches_behind_it() -> None:
+    async def test(world: World) -> None:
+        world.broker.confirms.clear()
+        running = asyncio.create_task(world.door.run())
+        goods = []
+        for n in range(DEAD_LETTERS_WAITING_MAX // 400 + 2):
+            world.broker.waiting.put_nowait([world.command(data=b"bad") for _ in range(400)])
+            goods.append(world.command(f"good-{n}"))
+            world.broker.waiting.put_nowait([goods[-1]])
+        bad = sum(len(batch) for batch in world.broker.waiting._queue) - len(goods)  # type: ignore[attr-defined]
+        await settled()
+        assert [world.broker.answers.get(good.number) for good in goods] == ["done"] * len(goods)
+        # There is no room for all of them; the broker keeps the others.
+        again = list(world.broker.answers.values()).count("again")
+        assert again == bad - DEAD_LETTERS_WAITING_MAX > 0
+        world.broker.confirms.set()
+        await settled()
+        world.broker.waiting.put_nowait([world.command(data=b"bad")])
+        await settled()
+        assert list(world.broker.answers.values()).count("never") == DEAD_LETTERS_WAITING_MAX + 1
+        world.door.drain()
+        await running
+        assert len(world.broker.answers) == world._sent
+
+    run(test)
+
+
+def test_a_drain_gives_back_the_bad_commands_whose_turn_has_not_come() -> None:
+    async def test(world: World) -> None:
+        world.broker.confirms.clear()
+        running = asyncio.create_task(world.door.run())
+        world.broker.waiting.put_nowait([world.command(data=b"bad") for _ in range(100)])
+        await settled()
+        world.door.drain()
+        await settled()
+        assert not running.done()
+        world.broker.confirms.set()
+        await running
+        answers = list(world.broker.answers.values())
+        assert answers.count("never") == DEAD_LETTERS_AT_ONCE == len(world.broker.letters)
+        assert answers.count("again") == 100 - DEAD_LETTERS_AT_ONCE
 
     run(test)
 

@@ -155,6 +155,101 @@ def test_a_deferred_attempt_is_not_spent() -> None:
     assert timer.deadline_at is None
 
 
+# What holds an attempt back spends no part of the retry window.
+
+HOUR = 3_600_000
+WINDOW = as_if(pending().definition, retry=RetryPolicy(max_retries=99, max_duration_ms=HOUR, jitter=False))
+
+
+def fail(timer: Timer, *, late_ms: int = 0, took_ms: int = 0) -> Timer:
+    """Begin the timer when it is due or later, and have the attempt fail."""
+    at = timer.fire_at + late_ms
+    begun = lifecycle.begin(timer, now=at, version=3)
+    return lifecycle.settle(begun, HTTP_500, sent_at=at, now=at + took_ms, uniform=lambda a, b: b)
+
+
+def attempts_within(window: Timer, **each: int) -> int:
+    timer = fail(window, **each)
+    while timer.status is Status.PENDING:
+        timer = fail(timer, **each)
+    return timer.attempt
+
+
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("deferrals", [1, 3])
+def test_the_window_opens_with_the_first_attempt_that_was_sent(away: bool, deferrals: int) -> None:
+    timer = pending(definition=WINDOW)
+    for n in range(deferrals):
+        begun = lifecycle.begin(timer, now=NOW + n * HOUR, version=3)
+        timer = lifecycle.defer(begun, fire_at=timer.fire_at, now=NOW + n * HOUR, away=away)
+        assert (timer.attempt, timer.started_at) == (0, None)
+    first = fail(timer, late_ms=5 * HOUR)
+    assert (first.status, first.fire_at, first.started_at) == (Status.PENDING, NOW + 5 * HOUR + 30_000, NOW + 5 * HOUR)
+
+
+def test_the_window_opens_when_the_attempt_leaves_and_not_when_it_is_begun() -> None:
+    begun = lifecycle.begin(pending(definition=WINDOW), now=NOW, version=3)
+    after = lifecycle.settle(begun, HTTP_500, sent_at=NOW + HOUR, now=NOW + HOUR + 9, uniform=lambda a, b: b)
+    assert (after.status, after.fire_at, after.started_at) == (Status.PENDING, NOW + HOUR + 30_009, NOW + HOUR)
+
+
+def test_time_for_which_retries_are_held_back_does_not_count() -> None:
+    punctual = attempts_within(pending(definition=WINDOW))
+    assert punctual > 5
+    assert attempts_within(pending(definition=WINDOW), late_ms=2 * HOUR) == punctual
+    assert attempts_within(pending(definition=WINDOW), late_ms=1) == punctual
+    # The time that attempts take does.
+    assert attempts_within(pending(definition=WINDOW), took_ms=600_000) < punctual
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_the_window_moves_along_when_a_retry_is_put_off(away: bool) -> None:
+    timer = fail(pending(definition=WINDOW))
+    opened = timer.started_at
+    assert opened == NOW
+    begun = lifecycle.begin(timer, now=timer.fire_at + 7, version=3)
+    put_off = lifecycle.defer(begun, fire_at=timer.fire_at + 3 * HOUR, now=NOW, away=away)
+    assert (put_off.attempt, put_off.failures, put_off.started_at) == (1, 1, NOW + 3 * HOUR)
+    as_it_was = lifecycle.defer(begun, fire_at=timer.fire_at, now=NOW, away=away)
+    assert as_it_was.started_at == NOW
+    assert fail(put_off).status is Status.PENDING
+    # Sent before its time, as by a clock that is behind, it does not close the window sooner.
+    early = lifecycle.settle(begun, HTTP_500, sent_at=timer.fire_at - 40, now=timer.fire_at, uniform=lambda a, b: b)
+    assert early.started_at == NOW
+
+
+def test_attempts_that_were_lost_do_not_open_the_window() -> None:
+    lost = lifecycle.begin(
+        lifecycle.begin(pending(definition=WINDOW), now=NOW, version=3), now=NOW + 2 * HOUR, version=4
+    )
+    assert lost.lost == 1
+    after = lifecycle.settle(lost, HTTP_500, sent_at=NOW + 2 * HOUR, now=NOW + 2 * HOUR, uniform=lambda a, b: b)
+    assert (after.status, after.started_at) == (Status.PENDING, NOW + 2 * HOUR)
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_deferral_keeps_the_lost_attempts_unless_the_carrier_was_away(away: bool) -> None:
+    lost = lifecycle.begin(begun(lost=1), now=NOW, version=4)
+    after = lifecycle.defer(lost, fire_at=NOW, now=NOW, away=away)
+    assert (after.lost, after.attempt) == (0 if away else 2, 1)
+
+
+def test_every_new_firing_has_lost_and_failed_nothing() -> None:
+    troubled = as_if(begun(), attempt=5, failures=3, lost=2, last_error="HTTP 500", version=3)
+    waiting = as_if(troubled, status=Status.PENDING)
+    answer = Outcome(kind=OutcomeKind.ANSWERED, status=200, body=b'{"ok":false,"nextExecuteAt":"2990-01-01T00:00:00Z"}')
+    firings = [
+        settle(troubled, answer),
+        lifecycle.amend(waiting, now=NOW, execute_at=NOW + 9),
+        lifecycle.replay(as_if(troubled, status=Status.FAILED), now=NOW + 9),
+        lifecycle.replay(lifecycle.give_up(as_if(troubled, lost=3), now=NOW), now=NOW + 9),
+    ]
+    for timer in firings:
+        assert (timer.attempt, timer.failures, timer.lost, timer.started_at, timer.last_error) == (0, 0, 0, None, None)
+        assert timer.firing == timer.revision != troubled.firing
+        assert (timer.status, timer.deadline_at is None or timer is firings[1]) == (Status.PENDING, True)
+
+
 def test_amend_moves_a_pending_timer_and_starts_anew() -> None:
     retried = settle(begun(), HTTP_500)
     moved = lifecycle.amend(retried, now=NOW, execute_at=NOW + 99)
@@ -205,10 +300,23 @@ def test_a_later_command_moves_a_pending_timer(before: str, stamp: str, moves: b
     assert same == as_if(timer, fingerprint=stamp, revision=8)
 
 
+@pytest.mark.parametrize("away", [False, True])
+def test_a_command_moves_what_was_begun_and_never_sent(away: bool) -> None:
+    timer = lifecycle.defer(begun(fingerprint="1@1"), fire_at=NOW, now=NOW, away=away)
+    # A row that an older version put back kept the time of its begin.
+    for waiting in (timer, as_if(timer, started_at=NOW - 99)):
+        after = lifecycle.command(waiting, execute_at=NOW + HOUR, stamp="2@2", now=NOW)
+        assert (after.execute_at, after.fire_at, after.fingerprint) == (NOW + HOUR, NOW + HOUR, "2@2")
+
+
 def test_a_command_leaves_alone_what_was_reached() -> None:
     retried = settle(begun(fingerprint="1@1"), HTTP_500)
     assert retried.status is Status.PENDING
-    for timer in (retried, begun(fingerprint="1@1"), lifecycle.cancel(pending(), now=NOW), settle(begun(), OK)):
+    lost = lifecycle.defer(
+        lifecycle.begin(begun(fingerprint="1@1"), now=NOW, version=4), fire_at=NOW, now=NOW, away=True
+    )
+    assert (lost.status, lost.attempt) == (Status.PENDING, 1)  # The attempt that was lost may have been sent.
+    for timer in (retried, lost, begun(fingerprint="1@1"), lifecycle.cancel(pending(), now=NOW), settle(begun(), OK)):
         assert lifecycle.command(timer, execute_at=NOW + 1, stamp="2@2", now=NOW) is timer
 
 

@@ -55,6 +55,32 @@ def test_full_jitter_draws_between_nothing_and_the_backoff() -> None:
     assert ends == [NOW, NOW + 4_000]
 
 
+@pytest.mark.parametrize(("failures", "most"), [(1, 1_000), (4, 8_000), (5, 10_000), (9, 10_000)])
+def test_jitter_is_drawn_below_the_cap(failures: int, most: int) -> None:
+    policy = RetryPolicy(max_retries=10, initial_interval_ms=1_000, max_interval_ms=10_000)
+    drawn: list[tuple[float, float]] = []
+
+    def half(a: float, b: float) -> float:
+        drawn.append((a, b))
+        return (a + b) / 2
+
+    at = retry_at(policy, failures=failures, started_at=NOW, now=NOW, retry_after_ms=None, uniform=half)
+    assert drawn == [(0, most)] and at == NOW + most // 2
+
+
+def test_without_jitter_nothing_is_drawn() -> None:
+    def never(a: float, b: float) -> float:
+        raise AssertionError
+
+    assert retry_at(POLICY, failures=3, started_at=NOW, now=NOW, retry_after_ms=1, uniform=never) == NOW + 4_000
+
+
+def test_the_window_counts_a_retry_that_was_put_off_by_the_receiver() -> None:
+    policy = RetryPolicy(max_retries=10, max_duration_ms=5_000, initial_interval_ms=1_000, jitter=False)
+    assert after(policy, 1, retry_after_ms=5_000) == 5_000
+    assert after(policy, 1, retry_after_ms=5_001) is None
+
+
 def test_retry_after_only_puts_off_and_never_beyond_the_cap() -> None:
     assert after(POLICY, 1, retry_after_ms=5_000) == 5_000
     assert after(POLICY, 3, retry_after_ms=10) == 4_000
