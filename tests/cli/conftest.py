@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,17 @@ import pytest
 from tests.servers import KEY, Duetime, Receiver
 
 COMMAND = [sys.executable, "-W", "error", "-m", "duetime"]
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """What is started here can be interrupted. Otherwise it would ignore that, as this process does when a shell has
+    started it in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Shell:

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from duetime.client import Client
-from tests.cli.conftest import COMMAND, Shell
+from tests.cli.conftest import COMMAND, Shell, interruptible
 from tests.servers import PATIENCE_SECONDS, Receiver, Reply
 
 URL = "http://127.0.0.1:9/never"
@@ -35,14 +35,16 @@ def fresh() -> str:
 @contextlib.contextmanager
 def started(shell: Shell, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A command whose lines can be read while it runs."""
-    with subprocess.Popen(
-        [*COMMAND, *arguments],
-        cwd=shell.directory,
-        env=shell.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with interruptible():
+        process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            cwd=shell.directory,
+            env=shell.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    with process:
         try:
             yield process
         finally:
@@ -104,15 +106,16 @@ class Terminal:
         self._decode = codecs.getincrementaldecoder("utf-8")().decode  # a read may end within a character
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.process = subprocess.Popen(
-            [*COMMAND, *arguments],
-            cwd=shell.directory,
-            env=shell.env | {"TERM": "xterm"} | env,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
+        with interruptible():
+            self.process = subprocess.Popen(
+                [*COMMAND, *arguments],
+                cwd=shell.directory,
+                env=shell.env | {"TERM": "xterm"} | env,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                start_new_session=True,
+            )
         os.close(theirs)
 
     def until(self, pattern: str) -> None:

@@ -505,6 +505,34 @@ def test_the_replacement_is_a_new_connection_and_not_replaced_again(run: Callabl
     run(main())
 
 
+def test_a_request_goes_out_on_one_kept_connection_at_most(run: Callable[..., Any], Peer: Any) -> None:
+    """A receiver that was restarted has closed all of them: it must not get the request once on each."""
+    on_kept, on_fresh = 0, 0
+
+    async def kept(line: Any) -> None:
+        nonlocal on_kept
+        await line.answer(OK)
+        with suppress(ConnectionError):
+            await line.request()
+            on_kept += 1
+
+    async def fresh(line: Any) -> None:
+        nonlocal on_fresh
+        await line.answer(TWO)
+        on_fresh += 1
+
+    async def main() -> None:
+        client = HttpClient()
+        async with Peer(kept, kept, kept, kept, fresh) as peer:
+            await asyncio.gather(*(post(client, peer) for _ in range(4)))
+            assert len(client._idle) == 4
+            assert (await post(client, peer)).body == b"two"
+            await client.close()
+        assert (on_kept, on_fresh) == (1, 1)
+
+    run(main())
+
+
 def test_a_kept_connection_that_closes_after_a_byte_is_an_error(run: Callable[..., Any], Peer: Any) -> None:
     async def script(line: Any) -> None:
         await line.answer(OK)

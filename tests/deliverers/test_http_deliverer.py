@@ -35,6 +35,7 @@ from duetime.model import (
     Timer,
     Unsent,
 )
+from tests.simulation.world import Machine, VirtualLoop
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n" + b'{"ok":true}'
 
@@ -529,6 +530,76 @@ def test_nobody_listens(run: Callable[..., Any], clock: Any) -> None:
         await deliverer.close()
 
     run(main())
+
+
+def test_a_namespace_that_is_not_known_yet_is_not_sent_for(run: Callable[..., Any], Peer: Any, clock: Any) -> None:
+    """Nobody knows yet whether its callbacks are signed."""
+    keys: Sequence[bytes] | None = None
+    asked: list[str] = []
+    seen: list[bytes] = []
+
+    def keys_of(namespace: str) -> Sequence[bytes] | None:
+        asked.append(namespace)
+        return keys
+
+    async def script(line: Any) -> None:
+        seen.append(await line.answer(OK))
+
+    async def main() -> None:
+        nonlocal keys
+        egress = Egress(clock, allow_loopback=True)
+        deliverer = HttpDeliverer(egress=egress, clock=clock, keys_of=keys_of, version="1")
+        async with Peer(script) as peer:
+            timer = timer_for(f"http://127.0.0.1:{peer.port}/", namespace="new")
+            outcome = await deliverer.deliver(timer, 10_000)
+            assert (outcome.kind, outcome.cause) == (OutcomeKind.UNSENT, Unsent.NAMESPACE)
+            assert peer.accepted == 0
+            keys = [b"key"]
+            assert (await deliverer.deliver(timer, 10_000)).kind is OutcomeKind.ANSWERED
+            await deliverer.close()
+
+    run(main())
+    assert asked == ["new", "new"]
+    assert "webhook-signature" in taken_apart(seen[0])[1]
+
+
+class Lookup:
+    """A guard whose lookups take their time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def known(self, url: Any) -> None:
+        return None
+
+    async def resolve(self, url: Any, until: float) -> list[str]:
+        await asyncio.sleep(self.seconds)
+        return ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 6.5])
+def test_the_time_limit_of_an_attempt_starts_before_its_lookup(seconds: float) -> None:
+    until: list[float] = []
+
+    async def request(url: Any, addresses: Any, message: bytes, by: float) -> Any:
+        until.append(by)
+        raise TimeoutError
+
+    async def main() -> None:
+        await asyncio.sleep(3)
+        deliverer = HttpDeliverer(
+            egress=Lookup(seconds),  # type: ignore[arg-type]
+            clock=Machine(),
+            keys_of=lambda namespace: (),
+            version="1",
+        )
+        deliverer._client.request = request  # type: ignore[method-assign, assignment]
+        outcome = await deliverer.deliver(timer_for("http://receiver.example/"), 7_000)
+        assert outcome.kind is OutcomeKind.TIMED_OUT
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+    assert until == [3.0 + 7.0]
 
 
 def test_an_internal_error_before_sending_spends_nothing(

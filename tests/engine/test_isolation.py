@@ -533,7 +533,9 @@ async def test_a_deliverer_whose_own_work_is_canceled_loses_nothing(caplog: pyte
 
 
 @on_virtual_time
-@pytest.mark.parametrize("cause", [Unsent.DESCRIPTORS, Unsent.LOOKUPS, Unsent.BROKER, Unsent.INTERNAL])
+@pytest.mark.parametrize(
+    "cause", [Unsent.DESCRIPTORS, Unsent.LOOKUPS, Unsent.BROKER, Unsent.INTERNAL, Unsent.NAMESPACE]
+)
 async def test_what_could_not_be_sent_does_not_count(cause: Unsent, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     async with Scene() as scene:
@@ -543,7 +545,7 @@ async def test_what_could_not_be_sent_does_not_count(cause: Unsent, caplog: pyte
         await scene.trickle(10)
         assert scene.worst_ms() <= PROMPT_MS
         assert scene.by_status("short")[Status.PENDING] == 200
-        if cause is not Unsent.INTERNAL:
+        if cause not in (Unsent.INTERNAL, Unsent.NAMESPACE):
             # All that is under way at first, and then a few probes now and then.
             assert scene.store.begins["short"] <= 200 + 4 * 6 * PROBES
         scene.hosts.behaves["short"] = "well"
