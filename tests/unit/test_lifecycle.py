@@ -10,6 +10,8 @@ from msgspec.structs import replace as as_if
 from duetime import lifecycle
 from duetime.errors import TimerNotPending
 from duetime.model import (
+    ANSWER_CHARS_KEPT_MAX,
+    ATTEMPTS_KEPT_MAX,
     Definition,
     HttpTarget,
     Outcome,
@@ -114,6 +116,65 @@ def test_an_answer_can_reschedule_and_that_is_a_new_firing() -> None:
     assert (after.status, after.execute_at, after.fire_at) == (Status.PENDING, at, at)
     assert (after.attempt, after.failures, after.lost, after.started_at) == (0, 0, 0, None)
     assert after.delivery_id != timer.delivery_id
+
+
+@pytest.mark.parametrize(("in_ms", "fires_in_ms"), [(-99_000, 1_000), (0, 1_000), (1_000, 1_000), (1_001, 1_001)])
+def test_an_answer_can_not_make_a_hot_loop(in_ms: int, fires_in_ms: int) -> None:
+    body = b'{"ok": false, "nextExecuteAt": "%s"}' % format_time(NOW + in_ms).encode()
+    after = settle(begun(), Outcome(kind=OutcomeKind.ANSWERED, status=200, body=body), now=NOW)
+    assert (after.execute_at, after.fire_at) == (NOW + fires_in_ms, NOW + fires_in_ms)
+
+
+def test_the_receiver_can_put_a_retry_off() -> None:
+    busy = Outcome(kind=OutcomeKind.ANSWERED, status=503, error="HTTP 503", retry_after_ms=77_000)
+    assert settle(begun(), busy, now=NOW).fire_at == NOW + 77_000
+
+
+def test_a_timer_that_waits_or_is_done_belongs_to_no_attempt() -> None:
+    timers = [
+        *(settle(begun(), OK), settle(begun(), HTTP_500), settle(begun(failures=99), HTTP_500)),
+        *(lifecycle.defer(begun(), fire_at=NOW, now=NOW), lifecycle.give_up(begun(lost=3), now=NOW)),
+    ]
+    assert [timer.status for timer in timers] == [
+        *(Status.COMPLETED, Status.PENDING, Status.FAILED),
+        *(Status.PENDING, Status.FAILED),
+    ]
+    assert {(timer.version, timer.deadline_at) for timer in timers} == {(0, None)}
+    assert {timer.revision for timer in timers} == {9}
+
+
+def test_the_latest_attempts_are_kept_with_what_came_of_them() -> None:
+    timer = pending(definition=as_if(pending().definition, retry=RetryPolicy(max_retries=99, jitter=False)))
+    for n in range(ATTEMPTS_KEPT_MAX + 3):
+        begun = lifecycle.begin(timer, now=timer.fire_at, version=3)
+        sent_at = begun.fire_at + 4
+        outcome = Outcome(kind=OutcomeKind.ANSWERED, status=500 + n, error="no", body=b"x" * 999)
+        timer = lifecycle.settle(begun, outcome, sent_at=sent_at, now=sent_at + n, uniform=max)
+    kept = timer.attempts
+    assert [(a.number, a.status, a.duration_ms) for a in kept] == [(n + 1, 500 + n, n) for n in range(3, 13)]
+    assert kept[-1].answer == "x" * ANSWER_CHARS_KEPT_MAX and kept[-1].sent_at == sent_at
+    assert kept[-1].firing == timer.firing and kept[-1].error == "no"
+
+
+def test_a_clock_that_was_put_back_makes_no_negative_duration() -> None:
+    after = lifecycle.settle(begun(), OK, sent_at=NOW, now=NOW - 50, uniform=max)
+    assert after.attempts[0].duration_ms == 0
+
+
+def test_a_replay_is_a_new_firing_now_of_a_timer_that_was_not_executed_yet() -> None:
+    done = settle(begun(), OK)
+    again = lifecycle.replay(done, now=NOW + 99)
+    assert done.executed_at == NOW + 5
+    assert (again.fire_at, again.execute_at, again.executed_at) == (NOW + 99, NOW, None)
+    assert again.delivery_id != done.delivery_id and again.attempts == done.attempts
+
+
+def test_a_timer_in_the_place_of_another_is_a_new_firing_with_the_time_of_the_first_creation() -> None:
+    before, new = pending(created_at=NOW - 10, revision=7, firing=7), pending(created_at=NOW, revision=500, firing=500)
+    after = lifecycle.renew(before, new)
+    assert (after.created_at, after.revision, after.firing) == (NOW - 10, 8, 8)
+    with pytest.raises(TimerNotPending):
+        lifecycle.renew(begun(), new)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from duetime import lifecycle
+from duetime import lifecycle, service
 from duetime.errors import SecretNotFound, StoreIndeterminate, StoreUnavailable, TimerNotPending, UnknownNamespace
 from duetime.model import (
     DAY_MS,
     HOUR_MS,
     Definition,
     HttpTarget,
+    Namespace,
     Outcome,
     OutcomeKind,
     Status,
@@ -176,6 +177,40 @@ async def test_a_replay_nudges_now_and_a_cancel_nothing(world: World) -> None:
 async def test_a_change_of_a_namespace_has_the_engine_look_at_everything(world: World) -> None:
     await world.service.change_namespace("default", lambda before: msgspec.structs.replace(before, paused=False))
     assert world.nudged == [[]]
+
+
+@scene
+async def test_other_instances_are_told_of_a_namespace_that_is_new_or_changed(world: World) -> None:
+    hints: list[Hint] = []
+    world.store.hint = hints.append  # type: ignore[method-assign]
+    await world.service.create_namespace("a", shards=None, retention_ms=None)
+    assert hints == [Hint(namespaces=True)]
+    await world.service.create_namespace("a", shards=None, retention_ms=None)
+    assert hints == [Hint(namespaces=True)]
+    await world.service.add_secret("a", b"key")
+    assert hints == 2 * [Hint(namespaces=True)]
+
+
+@scene
+async def test_namespaces_are_not_read_without_a_reason(world: World) -> None:
+    reads = 0
+    namespaces = world.store.namespaces
+
+    async def counted() -> list[Namespace]:
+        nonlocal reads
+        reads += 1
+        assert reads < 10
+        return await namespaces()
+
+    world.store.namespaces = counted  # type: ignore[method-assign]
+    running = asyncio.create_task(world.service.run())
+    world.service.heard(Hint(namespaces=True))
+    await settled()
+    assert reads == 1
+    world.service.heard(Hint(shards=True, due_at=START))
+    await settled()
+    assert reads == 1
+    running.cancel()
 
 
 @scene
@@ -541,6 +576,15 @@ async def test_a_secret_that_has_expired_is_never_revived(world: World) -> None:
 
 
 @scene
+async def test_a_rotation_forgets_what_has_expired(world: World) -> None:
+    for key in (b"a", b"b"):
+        await world.service.add_secret("default", key)
+    world.clock.advance(ROTATION_MS)
+    await world.service.add_secret("default", b"c")
+    assert world.secrets() == [(b"c", None), (b"b", ROTATION_MS)]
+
+
+@scene
 async def test_deleting_an_older_secret_leaves_the_others_as_they_are(world: World) -> None:
     made = [await world.service.add_secret("default", key) for key in (b"a", b"b", b"c")]
     await world.service.delete_secret("default", made[1].id)
@@ -579,3 +623,16 @@ async def test_counts_are_exact_and_by_filter(world: World) -> None:
     assert await world.service.count(Filter(namespace="default")) == Counted(3)
     assert await world.service.count(Filter(namespace="default", status=Status.PENDING)) == Counted(2)
     assert await world.service.count(Filter(namespace="default", id="a")) == Counted(1)
+
+
+@pytest.mark.parametrize(("found", "counted"), [(2, Counted(2)), (3, Counted(3)), (4, Counted(3, True))])
+def test_counting_by_filter_stops_at_a_limit(found: int, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "COUNT_MAX", 3)
+
+    @scene
+    async def check(world: World) -> None:
+        await world.create(*map(str, range(found)))
+        assert await world.service.count(Filter(execute_after=START)) == counted
+        assert await world.service.forecast([START, START + 2 * HOUR_MS]) == [counted]
+
+    check()
