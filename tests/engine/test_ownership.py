@@ -203,6 +203,22 @@ async def test_a_write_that_goes_missing_during_a_renewal_is_not_forgotten_with_
 
 
 @on_virtual_time
+async def test_a_write_that_goes_missing_during_a_claim_is_not_forgotten_with_it() -> None:
+    world = World()
+    await world.start()
+    before = world.ours.held()
+    world.ours.distrust([1])
+    world.store.after["claim"] = 1.0
+    round_ = asyncio.create_task(world.ours.run_once())
+    await asyncio.sleep(0.5)
+    world.ours.distrust([6])
+    await round_
+    assert 6 not in world.ours.held() and world.ours.held()[1] > before[1]
+    await world.ours.run_once()
+    assert world.ours.held()[6] > before[6]
+
+
+@on_virtual_time
 async def test_a_missing_write_brings_the_next_renewal_forward() -> None:
     world = World()
     running = asyncio.create_task(world.ours.run())
@@ -286,6 +302,20 @@ async def test_a_dead_owner_is_replaced_when_its_lease_is_over_and_not_before() 
 
 
 @on_virtual_time
+async def test_a_shard_counts_as_unowned_after_two_renewals_and_one_instance_tells() -> None:
+    world = World()
+    await world.store.renew(SECOND, 1_000_000, About(serving=True))  # It lives, and claims nothing.
+    await world.ours.run_once()
+    missing = set(range(SHARDS)) - world.ours.held().keys()
+    assert missing and world.ours.unowned() == frozenset()
+    await world.ours.run_once()
+    assert world.ours.unowned() == missing
+    await world.store.claim(SECOND, missing, 1_000_000)
+    await world.ours.run_once()
+    assert world.ours.unowned() == frozenset()
+
+
+@on_virtual_time
 @pytest.mark.parametrize(("skew_ms", "serves"), [(LEASE_MS // 4, True), (LEASE_MS // 4 + 1, False)])
 @pytest.mark.parametrize("sign", [1, -1])
 async def test_an_instance_serves_up_to_a_quarter_of_the_lease_off_the_store(
@@ -296,6 +326,16 @@ async def test_an_instance_serves_up_to_a_quarter_of_the_lease_off_the_store(
     await ours.run_once()
     assert bool(ours.held()) is serves
     assert ours.clock_offset_ms == sign * skew_ms
+
+
+@on_virtual_time
+@pytest.mark.parametrize(("before", "after"), [(2.9, 0.0), (0.0, 2.9), (1.5, 1.4)])
+async def test_a_slow_answer_says_nothing_about_the_clock(before: float, after: float) -> None:
+    world = World()
+    await world.start()
+    world.store.before["renew"], world.store.after["renew"] = before, after
+    await world.ours.run_once()
+    assert world.ours.clock_offset_ms == 0 and len(world.ours.held()) == SHARDS
 
 
 # Leaving.

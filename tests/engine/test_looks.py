@@ -1,0 +1,211 @@
+"""When an engine looks, and what it tells the others: nudges and hints between instances, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from duetime.engine.engine import Engine
+from duetime.model import Definition, HttpTarget, Status
+from duetime.service import NewTimer
+from duetime.store import About, Hint
+from duetime.telemetry import Telemetry
+from tests.engine.test_engine import MISS, OK, Scene
+from tests.engine.test_isolation import on_virtual_time
+
+OTHER = b"\0" * 16
+
+
+class Told(Scene):
+    """One engine that looks every ten seconds unless it is told to, and keeps what it tells others."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"look_interval_ms": 10_000, **options})
+        self.hints: list[Hint] = []
+        self.store.hint = self.hints.append  # type: ignore[method-assign]
+
+    async def share(self) -> None:
+        """Another instance has some of the shards."""
+        await self.store.renew(OTHER, 1_000_000, About(serving=True))
+        self.engine.ownership.wake()
+        await asyncio.sleep(1)
+        free = [n for n, shard in enumerate(self.store._shards) if shard.owner_id is None]
+        assert free and set(await self.store.claim(OTHER, free, 1_000_000)) == set(free)
+        self.hints.clear()
+
+    def new(self, id: str, in_ms: int) -> NewTimer:
+        definition = Definition(target=HttpTarget(url="http://a/"))
+        return NewTimer(namespace="default", id=id, execute_at=self.clock.now() + in_ms, definition=definition)
+
+    async def sent(self) -> list[str]:
+        return sorted(id for id, _ in self.deliverer.sent)
+
+
+@on_virtual_time
+async def test_each_timer_of_a_batch_fires_at_its_time() -> None:
+    scene = Told(look_interval_ms=60_000)
+    await scene.start()
+    await scene.service.create_many([scene.new("c", 9_000), scene.new("a", 1_000), scene.new("b", 5_000)])
+    for seconds, sent in ((0.99, []), (0.1, ["a"]), (3.9, ["a"]), (0.1, ["a", "b"]), (4.0, ["a", "b", "c"])):
+        await asyncio.sleep(seconds)
+        assert await scene.sent() == sent
+    await scene.stop()
+
+
+@on_virtual_time
+@pytest.mark.parametrize(("first_ms", "then_ms"), [(50_000, 2_000), (2_000, 50_000)])
+async def test_a_timer_that_was_moved_fires_at_its_new_time(first_ms: int, then_ms: int) -> None:
+    scene = Told(look_interval_ms=60_000)
+    await scene.start()
+    await scene.create("a", in_ms=first_ms)
+    at = scene.clock.now() + then_ms
+    await scene.service.update("default", "a", execute_at=at, change=lambda same: same)
+    await asyncio.sleep(then_ms / 1000 - 0.01)
+    assert scene.deliverer.sent == []
+    await asyncio.sleep(0.02)
+    assert scene.deliverer.sent == [("a", 1)]
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_retry_fires_at_its_time_without_a_regular_look() -> None:
+    scene = Told(look_interval_ms=60_000)
+    scene.deliverer.answers = lambda timer: OK if timer.attempt == 2 else MISS
+    await scene.start()
+    await scene.create("a", retries=1)
+    await asyncio.sleep(1.1)
+    assert scene.deliverer.sent == [("a", 1), ("a", 2)]
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_sole_instance_tells_nobody_of_its_timers() -> None:
+    scene = Told()
+    await scene.start()
+    scene.hints.clear()
+    await scene.create("a", in_ms=500)
+    assert scene.hints == []
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_others_are_told_of_timers_that_fall_due_before_they_look_anyway() -> None:
+    scene = Told()
+    await scene.start()
+    await scene.share()
+    now = scene.clock.now()
+    await scene.create("soon", in_ms=500)
+    assert scene.hints == [Hint(due_at=now + 500)]
+    await scene.create("later", in_ms=10_000)
+    assert len(scene.hints) == 1
+    await scene.service.create_many([scene.new("x", 99_000), scene.new("y", 700)])
+    assert scene.hints[1:] == [Hint(due_at=now + 700)]
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_hint_of_another_instance_brings_the_look_forward() -> None:
+    scene = Told()
+    scene.service._nudge = lambda *timers: None
+    await scene.start()
+    await asyncio.sleep(1)
+    await scene.create("a", in_ms=500)
+    scene.engine.heard(Hint(due_at=scene.clock.now() + 500))
+    await asyncio.sleep(0.6)
+    assert scene.deliverer.sent == [("a", 1)]
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_hint_that_shards_are_free_has_them_taken_at_once() -> None:
+    scene = Told(lease_ms=30_000)
+    await scene.start()
+    await scene.share()
+    assert len(scene.engine.ownership.held()) < 8
+    await scene.store.leave(OTHER)
+    await asyncio.sleep(0.05)
+    assert len(scene.engine.ownership.held()) < 8
+    scene.engine.heard(Hint(shards=True))
+    await asyncio.sleep(0.05)
+    assert len(scene.engine.ownership.held()) == 8
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_an_instance_that_leaves_tells_the_others() -> None:
+    scene = Told()
+    await scene.start()
+    scene.hints.clear()
+    await scene.stop()
+    assert scene.hints[-1] == Hint(shards=True)
+
+
+@on_virtual_time
+async def test_a_drain_sends_nothing_that_has_not_left_and_spends_nothing() -> None:
+    """What waits behind the window goes back to the store, and so does what a look brings after the drain."""
+    scene = Told(per_destination_max=2)
+    await scene.start()
+    for n in range(30):  # They are answered at once, so that it has a queue.
+        await scene.create(f"quick-{n}")
+    await asyncio.sleep(0.9)
+    scene.deliverer.seconds = lambda timer: 2.0
+    begin = scene.store.begin
+
+    async def slow(*arguments: Any, **limits: Any) -> Any:
+        begun = await begin(*arguments, **limits)
+        await asyncio.sleep(0.2)
+        return begun
+
+    for n in range(10):
+        await scene.create(f"slow-{n}")
+    await asyncio.sleep(0.1)
+    assert scene.engine.destinations.queued
+    scene.store.begin = slow  # type: ignore[method-assign]
+    await scene.create("late", host="b")
+    await asyncio.sleep(0.1)
+    sent = len(scene.deliverer.sent)
+    await scene.stop()
+    assert len(scene.deliverer.sent) == sent
+    timers = list(scene.store._timers.values())
+    assert {timer.status for timer in timers} == {Status.COMPLETED, Status.PENDING}
+    waiting = [timer for timer in timers if timer.status is Status.PENDING]
+    assert "late" in {timer.id for timer in waiting}
+    assert {(timer.attempt, timer.started_at) for timer in waiting} == {(0, None)}
+    assert len(timers) - len(waiting) == sent
+
+
+@on_virtual_time
+async def test_shards_that_the_store_says_are_not_ours_are_given_up_at_once() -> None:
+    scene = Told(lease_ms=60_000)
+    await scene.start()
+    for shard in scene.store._shards[:3]:  # as after a failover that lost the latest writes
+        shard.owner_id, shard.version = OTHER, shard.version + 1
+    await scene.create("a", in_ms=0)
+    await asyncio.sleep(0.1)
+    assert set(scene.engine.ownership.held()) == {3, 4, 5, 6, 7}
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_two_engines_fire_each_timer_once_and_on_time_by_hints_alone() -> None:
+    scene = Told()
+    other = Engine(scene.store, {HttpTarget: scene.deliverer}, scene.clock, Telemetry(), scene.engine.options)
+
+    def hint(hint: Hint) -> None:
+        for engine in (scene.engine, other):
+            engine.heard(hint)
+
+    scene.store.hint = hint  # type: ignore[method-assign]
+    await scene.start()
+    running = asyncio.create_task(other.run())
+    await asyncio.sleep(10)
+    assert scene.engine.ownership.held() and other.ownership.held()
+    for n in range(40):
+        await scene.create(f"t{n:02}", in_ms=500)
+    await asyncio.sleep(0.6)
+    assert sorted(scene.deliverer.sent) == [(f"t{n:02}", 1) for n in range(40)]
+    other.drain()
+    await running
+    await scene.stop()
