@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from duetime.engine.engine import Engine
+from duetime.errors import StoreError, StoreIndeterminate, StoreUnavailable
 from duetime.model import Definition, HttpTarget, Status
 from duetime.service import NewTimer
 from duetime.store import About, Hint
@@ -185,6 +186,47 @@ async def test_shards_that_the_store_says_are_not_ours_are_given_up_at_once() ->
     await scene.create("a", in_ms=0)
     await asyncio.sleep(0.1)
     assert set(scene.engine.ownership.held()) == {3, 4, 5, 6, 7}
+    await scene.stop()
+
+
+# With a minute between regular looks.
+
+
+@on_virtual_time
+async def test_the_timers_of_a_shard_that_was_taken_over_are_looked_for_at_once() -> None:
+    scene = Told(look_interval_ms=60_000, lease_ms=3_000)
+    await scene.start()
+    await scene.share()
+    for n in range(40):
+        await scene.create(f"t{n}", in_ms=500)
+    await asyncio.sleep(1)
+    ours = len(scene.deliverer.sent)
+    assert 0 < ours < 40
+    await scene.store.leave(OTHER)
+    scene.engine.ownership.wake()
+    await asyncio.sleep(0.2)
+    assert len(scene.deliverer.sent) == 40
+    await scene.stop()
+
+
+@on_virtual_time
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreIndeterminate("lost")])
+async def test_a_look_that_failed_is_made_again_soon(error: StoreError) -> None:
+    scene = Told(look_interval_ms=60_000)
+    begin, fails = scene.store.begin, True
+
+    async def failing(*arguments: Any, **limits: Any) -> Any:
+        if fails:
+            raise error
+        return await begin(*arguments, **limits)
+
+    await scene.start()
+    await scene.create("a", in_ms=2_000)
+    scene.store.begin = failing  # type: ignore[method-assign]
+    await asyncio.sleep(3)
+    fails = False
+    await asyncio.sleep(1.1)
+    assert scene.deliverer.sent == [("a", 1)]
     await scene.stop()
 
 

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 UNHELD_WAIT_SECONDS = 0.05
 FULL_WAIT_SECONDS = 0.25
+AGAIN_MS = SECOND_MS
+"""How soon to look again after the store failed."""
 RETURN_MS = 20
 """How soon to look for a timer that was put back."""
 LANE_MAX = 16
@@ -93,6 +95,7 @@ class Engine:
             owner_id=owner_id,
             busy=lambda shard: shard in self._looking_at or self.recorder.expects(shard),
             measured=corrected.correct,
+            gained=lambda: self.nudge(),
         )
         self.alarm = Alarm(corrected, interval_ms=self.options.look_interval_ms)
         self.recorder = Recorder(
@@ -181,6 +184,7 @@ class Engine:
             begun, more = await look(held, self._begin_max(), spawn)
         except StoreUnavailable as error:
             log.warning("could not look for due timers: %s", error)
+            self.alarm.nudge(self._clock.now() + AGAIN_MS)
             return False
         except StoreIndeterminate as error:
             log.warning("the fate of a begin is unknown, claiming the shards anew: %s", error)

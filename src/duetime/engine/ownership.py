@@ -43,6 +43,7 @@ class Ownership:
         owner_id: bytes | None = None,
         busy: Callable[[int], bool] = lambda shard: False,
         measured: Callable[[int], None] = lambda offset_ms: None,
+        gained: Callable[[], None] = lambda: None,
     ) -> None:
         self.owner_id = owner_id or os.urandom(16)
         self.clock_offset_ms = 0
@@ -53,6 +54,7 @@ class Ownership:
         self._about = about
         self._busy = busy
         self._measured = measured
+        self._gained = gained
         self._held: dict[int, int] = {}
         self._leaving: set[int] = set()
         self._suspect: set[int] = set()
@@ -122,6 +124,7 @@ class Ownership:
                 claimed = await self._store.claim(self.owner_id, claimable, self._lease_ms)
                 self._held |= claimed
                 self._suspect -= claimed.keys()
+                self._gained()
         free = standing.free - self._held.keys()
         self._free, self._unowned = free, free & self._free
         self._tells = self.owner_id == min(standing.instances, default=self.owner_id)
