@@ -80,9 +80,11 @@ class Scene:
         self.engine.drain()
         await self.running
 
-    async def create(self, id: str, *, in_ms: int = 0, host: str = "a", retries: int = 0) -> None:
+    async def create(
+        self, id: str, *, in_ms: int = 0, host: str = "a", retries: int = 0, timeout_ms: int = 5_000
+    ) -> None:
         retry = RetryPolicy(max_retries=retries, initial_interval_ms=1_000, jitter=False)
-        definition = Definition(target=HttpTarget(url=f"http://{host}/"), retry=retry, timeout_ms=5_000)
+        definition = Definition(target=HttpTarget(url=f"http://{host}/"), retry=retry, timeout_ms=timeout_ms)
         at = self.clock.now() + in_ms
         await self.service.create(NewTimer(namespace="default", id=id, execute_at=at, definition=definition))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from duetime.engine.engine import Engine
+from duetime.engine.engine import PURGE_BATCH, Engine
 from duetime.errors import StoreError, StoreIndeterminate, StoreUnavailable
 from duetime.model import Definition, HttpTarget, Status
 from duetime.service import NewTimer
@@ -16,7 +16,8 @@ from duetime.telemetry import Telemetry
 from tests.engine.test_engine import MISS, OK, Scene
 from tests.engine.test_isolation import on_virtual_time
 
-OTHER = b"\0" * 16
+OURS, OTHER = b"1" * 16, b"2" * 16
+"""Fixed, and so is which shards each of them should own."""
 
 
 class Told(Scene):
@@ -24,6 +25,7 @@ class Told(Scene):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"look_interval_ms": 10_000, **options})
+        self.engine.ownership.owner_id = OURS
         self.hints: list[Hint] = []
         self.store.hint = self.hints.append  # type: ignore[method-assign]
 
@@ -36,12 +38,12 @@ class Told(Scene):
         assert free and set(await self.store.claim(OTHER, free, 1_000_000)) == set(free)
         self.hints.clear()
 
-    def new(self, id: str, in_ms: int) -> NewTimer:
-        definition = Definition(target=HttpTarget(url="http://a/"))
+    def new(self, id: str, in_ms: int, host: str = "a") -> NewTimer:
+        definition = Definition(target=HttpTarget(url=f"http://{host}/"))
         return NewTimer(namespace="default", id=id, execute_at=self.clock.now() + in_ms, definition=definition)
 
     async def sent(self) -> list[str]:
-        return sorted(id for id, _ in self.deliverer.sent)
+        return sorted(id for id, _ in self.deliverer.sent if not id.startswith("hang"))
 
 
 @on_virtual_time
@@ -189,6 +191,100 @@ async def test_shards_that_the_store_says_are_not_ours_are_given_up_at_once() ->
     await scene.stop()
 
 
+@on_virtual_time
+async def test_a_shard_does_not_move_while_its_attempts_are_under_way() -> None:
+    scene = Told(look_interval_ms=500)
+    scene.deliverer.seconds = lambda timer: 4.0
+    await scene.start()
+    for n in range(40):
+        await scene.create(f"t{n}")
+    await asyncio.sleep(0.2)
+    deliverers = {HttpTarget: scene.deliverer}
+    other = Engine(scene.store, deliverers, scene.clock, Telemetry(), scene.engine.options, owner_id=OTHER)
+    running = asyncio.create_task(other.run())
+    await asyncio.sleep(3)
+    assert not other.ownership.held()
+    await asyncio.sleep(3)
+    assert other.ownership.held()
+    assert {(timer.status, timer.attempt) for timer in scene.store._timers.values()} == {(Status.COMPLETED, 1)}
+    other.drain()
+    await running
+    await scene.stop()
+
+
+@on_virtual_time
+@pytest.mark.parametrize(("dropped", "most"), [(PURGE_BATCH, 120), (PURGE_BATCH - 1, 2), (0, 2)])
+async def test_old_timers_are_dropped_at_once_while_there_are_many(dropped: int, most: int) -> None:
+    scene = Told()
+    asked: list[int] = []
+
+    async def purge(*, retention_ms: int, limit: int) -> int:
+        asked.append(limit)
+        return dropped
+
+    scene.store.purge = purge  # type: ignore[method-assign]
+    await scene.start()
+    await asyncio.sleep(11 if dropped == PURGE_BATCH else 61)
+    assert most * 0.9 <= len(asked) <= most and set(asked) == {PURGE_BATCH}
+    await scene.stop()
+
+
+# By lane, while half of the slots hang.
+
+
+class ByLane(Told):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(in_flight_max=100, **options)
+        self.deliverer.seconds = lambda timer: 4_000.0 if "hang" in timer.definition.target.url else 0.01  # type: ignore[union-attr]
+
+    async def start(self) -> None:
+        await super().start()
+        for n in range(60):
+            await self.create(f"hang-{n}", host=f"hang-{n % 20}", timeout_ms=4_000_000)
+        for n in range(40):  # It has shown that it answers.
+            await self.create(f"well-{n}", host="well")
+        await asyncio.sleep(5)
+        assert self.engine.lanes.active
+        self.deliverer.sent.clear()
+
+
+@on_virtual_time
+async def test_all_lanes_of_a_batch_are_looked_at() -> None:
+    scene = ByLane()
+    await scene.start()
+    await scene.service.create_many([scene.new(id, 0, host=f"new-{id}") for id in "abc"])
+    await asyncio.sleep(0.1)
+    assert await scene.sent() == ["a", "b", "c"]
+    scene.engine.drain()
+
+
+@on_virtual_time
+async def test_what_is_left_in_a_lane_fires_at_its_time() -> None:
+    scene = ByLane()
+    await scene.start()
+    nudge, scene.service._nudge = scene.service._nudge, lambda *timers: None
+    await scene.service.create_many([scene.new("b", 700, host="well"), scene.new("c", 1_400, host="well")])
+    scene.service._nudge = nudge
+    await scene.create("a", host="well")
+    for seconds, sent in ((0.1, ["a"]), (0.7, ["a", "b"]), (0.7, ["a", "b", "c"])):
+        await asyncio.sleep(seconds)
+        assert await scene.sent() == sent
+    scene.engine.drain()
+
+
+@on_virtual_time
+async def test_a_hint_has_lanes_looked_for_that_nobody_knows() -> None:
+    scene = ByLane()
+    await scene.start()
+    scene.service._nudge = lambda *timers: None
+    await asyncio.sleep(0.3)
+    await scene.create("a", host="new")
+    scene.engine.heard(Hint(due_at=scene.clock.now()))
+    await asyncio.sleep(0.2)
+    assert await scene.sent() == ["a"]
+    scene.engine.drain()
+
+
 # With a minute between regular looks.
 
 
@@ -233,7 +329,8 @@ async def test_a_look_that_failed_is_made_again_soon(error: StoreError) -> None:
 @on_virtual_time
 async def test_two_engines_fire_each_timer_once_and_on_time_by_hints_alone() -> None:
     scene = Told()
-    other = Engine(scene.store, {HttpTarget: scene.deliverer}, scene.clock, Telemetry(), scene.engine.options)
+    deliverers = {HttpTarget: scene.deliverer}
+    other = Engine(scene.store, deliverers, scene.clock, Telemetry(), scene.engine.options, owner_id=OTHER)
 
     def hint(hint: Hint) -> None:
         for engine in (scene.engine, other):

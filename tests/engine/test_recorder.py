@@ -35,6 +35,8 @@ class World(MemoryStore):
         self.freed = 0
         self.asked: list[list[str]] = []
         self.fails: list[StoreError] = []
+        self.meanwhile: list[tuple[Timer, Timer]] = []
+        """What is handed in while the store fails."""
         self.recorder = Recorder(
             self,
             self.ownership,
@@ -51,6 +53,8 @@ class World(MemoryStore):
     async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
         self.asked.append([before.id for before, _ in changes])
         if self.fails:
+            while self.meanwhile:
+                self.recorder.add(*self.meanwhile.pop())
             raise self.fails.pop(0)
         return await super().record(owner_id, changes)
 
@@ -95,12 +99,12 @@ async def test_a_store_that_is_away_is_asked_again_with_the_same_before_anything
     a, b, c = await world.begun("a", "b", "c")
     running = asyncio.create_task(world.recorder.run())
     world.fails = [StoreUnavailable("away"), StoreUnavailable("away")]
+    world.meanwhile = [(c, lifecycle.settle(c, OK, sent_at=EPOCH_MS, now=EPOCH_MS, uniform=max))]
     world.settle(a, OK)
     world.settle(b, OK)
     await asyncio.sleep(0.1)
     assert world.asked == [["a", "b"]] and world.recorder.under_way == 3
     assert not world.recorder.recorded.is_set() and world.recorder.expects(a.shard)
-    world.settle(c, OK)
     await asyncio.sleep(RETRY_SECONDS)
     assert world.asked[1:] == [["a", "b", "c"]]
     await asyncio.sleep(RETRY_SECONDS)
