@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from duetime.engine.destinations import SLOT_BYTES
+from duetime.engine.destinations import BREAK_AFTER, SLOT_BYTES
 from duetime.model import HOUR_MS, Outcome, OutcomeKind, RetryPolicy, Status, Unsent
 from duetime.store import Begun, Portion
 from tests.engine.test_isolation import MISS, OK, PROMPT_MS, Scene, on_virtual_time
@@ -64,6 +64,25 @@ async def test_time_for_which_something_is_missing_is_no_part_of_the_retry_windo
         timer = await scene.service.get("default", "a")
         # After 0, 1, 3 and 7 minutes; the next one would be after 15.
         assert (timer.status, timer.attempt, timer.failures) == (Status.FAILED, 4, 4)
+
+
+@on_virtual_time
+@pytest.mark.parametrize("outcome", [MISS, Outcome(kind=OutcomeKind.UNSENT, cause=Unsent.LOOKUPS, error="none")])
+async def test_what_waits_for_a_destination_that_falls_silent_goes_back_unsent(outcome: Outcome) -> None:
+    async with Scene(per_destination_max=2) as scene:
+        await scene.herd(100, "well")
+        await asyncio.sleep(0.5)
+        scene.hosts.behaves["well"] = lambda timer: outcome
+        sent = scene.hosts.attempts["well"]
+        await scene.create(scene.new(f"late-{n}", "well", retries=9) for n in range(100))
+        await asyncio.sleep(0.9)
+        assert 0 < scene.hosts.attempts["well"] - sent <= BREAK_AFTER + 2
+        assert scene.store.put_back["well"] > 10  # There was a queue.
+        assert not scene.engine.destinations.queued and scene.engine.recorder.under_way == 0
+        scene.hosts.behaves["well"] = "well"
+        await asyncio.sleep(120)
+        assert scene.by_status()[Status.COMPLETED] == 200
+        scene.check_ended()
 
 
 FEW_SLOTS: dict[str, list[tuple[str, int, dict[str, Any]]]] = {

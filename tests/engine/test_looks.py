@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from duetime.engine.engine import PURGE_BATCH, Engine
 from duetime.errors import StoreError, StoreIndeterminate, StoreUnavailable
-from duetime.model import Definition, HttpTarget, Status
+from duetime.model import Definition, HttpTarget, Outcome, OutcomeKind, Status, Unsent
 from duetime.service import NewTimer
 from duetime.store import About, Hint
 from duetime.telemetry import Telemetry
@@ -177,6 +178,46 @@ async def test_a_drain_sends_nothing_that_has_not_left_and_spends_nothing() -> N
     assert "late" in {timer.id for timer in waiting}
     assert {(timer.attempt, timer.started_at) for timer in waiting} == {(0, None)}
     assert len(timers) - len(waiting) == sent
+
+
+@on_virtual_time
+@pytest.mark.parametrize(("left_ms", "leaves"), [(5_000, True), (4_999, False)])
+async def test_an_attempt_leaves_only_if_it_can_be_answered_by_its_deadline(left_ms: int, leaves: bool) -> None:
+    """After that somebody else may make the same attempt."""
+    scene = Told(look_interval_ms=60_000)
+    await scene.start()
+    await scene.create("a", in_ms=30_000, timeout_ms=5_000)
+    timer = await scene.service.get("default", "a")
+    begun = msgspec.structs.replace(
+        timer,
+        status=Status.EXECUTING,
+        attempt=1,
+        version=scene.engine.ownership.held()[timer.shard],
+        deadline_at=scene.engine.clock.now() + left_ms,
+    )
+    assert await scene.store.swap(timer, begun)
+    scene.engine.dispatcher.dispatch([begun], asyncio.get_running_loop().create_task)
+    await asyncio.sleep(0.1)
+    assert scene.deliverer.sent == ([("a", 1)] if leaves else [])
+    after = await scene.service.get("default", "a")
+    assert (after.status, after.attempt) == ((Status.COMPLETED, 1) if leaves else (Status.PENDING, 0))
+    await scene.stop()
+
+
+@on_virtual_time
+@pytest.mark.parametrize(("cause", "lost"), [(Unsent.BROKER, 0), (Unsent.DESCRIPTORS, 2)])
+async def test_only_a_broker_that_is_away_makes_up_for_lost_attempts(cause: Unsent, lost: int) -> None:
+    scene = Told()
+    scene.deliverer.answers = lambda timer: Outcome(kind=OutcomeKind.UNSENT, cause=cause, error="none")
+    await scene.start()
+    await scene.create("a", in_ms=500)
+    timer = await scene.service.get("default", "a")
+    assert await scene.store.swap(timer, msgspec.structs.replace(timer, attempt=2, lost=2, started_at=1))
+    await asyncio.sleep(0.7)
+    after = await scene.service.get("default", "a")
+    assert scene.deliverer.sent[0] == ("a", 3)
+    assert (after.status, after.attempt, after.lost) == (Status.PENDING, 2, lost)
+    await scene.stop()
 
 
 @on_virtual_time
