@@ -8,14 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from duetime.engine.alarm import Alarm
 from duetime.engine.engine import PURGE_BATCH, Engine
 from duetime.errors import StoreError, StoreIndeterminate, StoreUnavailable
-from duetime.model import Definition, HttpTarget, Outcome, OutcomeKind, Status, Unsent
+from duetime.model import HOUR_MS, Definition, HttpTarget, Outcome, OutcomeKind, Status, Unsent
 from duetime.service import NewTimer
 from duetime.store import About, Hint
 from duetime.telemetry import Telemetry
 from tests.engine.test_engine import MISS, OK, Scene
 from tests.engine.test_isolation import on_virtual_time
+from tests.simulation.world import Machine
 
 OURS, OTHER = b"1" * 16, b"2" * 16
 """Fixed, and so is which shards each of them should own."""
@@ -81,6 +83,37 @@ async def test_a_retry_fires_at_its_time_without_a_regular_look() -> None:
     await scene.create("a", retries=1)
     await asyncio.sleep(1.1)
     assert scene.deliverer.sent == [("a", 1), ("a", 2)]
+    await scene.stop()
+
+
+@on_virtual_time
+async def test_a_clock_that_is_set_back_does_not_put_off_the_next_look() -> None:
+    clock = Machine()
+    alarm = Alarm(clock, interval_ms=1_000)
+    alarm.reset()
+    clock.skew_ms -= HOUR_MS
+    async with asyncio.timeout(1.01):
+        await alarm.ring()
+    alarm.reset()
+    alarm.nudge(clock.now() + 300)
+    alarm.nudge(clock.now() + 600)  # The earliest counts.
+    started = clock.monotonic()
+    await alarm.ring()
+    assert clock.monotonic() - started == pytest.approx(0.3, abs=0.002)
+
+
+@on_virtual_time
+async def test_lateness_is_that_of_the_attempt_and_not_of_its_begin() -> None:
+    scene = Told()
+    await scene.start()
+    await scene.create("on time", in_ms=500)
+    await asyncio.sleep(1)
+    punctual = scene.telemetry.fires()
+    await scene.create("late", in_ms=-60_000)
+    await asyncio.sleep(0.1)
+    late = scene.telemetry.fires()
+    assert (sum(punctual), sum(late)) == (1, 2)
+    assert next(n for n, count in enumerate(late) if count != punctual[n]) > punctual.index(1)
     await scene.stop()
 
 
