@@ -39,7 +39,7 @@ class BareDoor:
         return Response(200, b"{}")
 
     async def create(self, request: Request) -> Response:
-        self._keys.check(request)
+        await self._keys.check(request)
         fields = wire.decode(await request.body(BODY_BYTES_MAX), Create, _decoder)
         if fields.execute_at is None or fields.callback_url is None:
             raise InvalidInput("body", "lacks a field")

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +45,14 @@ class Answer(NamedTuple):
 
 class NotStarted(AssertionError):
     """The process ended, or did not become ready."""
+
+
+_strangers = (f"127.77.{n // 250}.{1 + n % 250}" for n in count())
+
+
+def stranger() -> str:
+    """A loopback address that no test has used yet: wrong keys are counted by address."""
+    return next(_strangers)
 
 
 def until(what: str, condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
@@ -190,8 +199,10 @@ class Duetime:
         json: Any = None,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        source: str | None = None,
     ) -> Answer:
-        """One request, on a connection that is kept for the next. ``headers`` stand in place of the key."""
+        """One request, on a connection that is kept for the next. ``headers`` stand in place of the key. ``source`` is
+        the loopback address that it comes from, on a connection of its own."""
         if json is not None:
             body = _dumps(json)
         if headers is None:
@@ -201,7 +212,10 @@ class Duetime:
         if time.monotonic() - self._asked_at > IDLE_SECONDS_MAX:
             self.disconnect()  # The service closes what is idle for long, perhaps just when it is asked again.
         self._asked_at = time.monotonic()
-        connection = self._connections.pop() if self._connections else self._connect()
+        if source is not None:
+            connection = self._connect(source)
+        else:
+            connection = self._connections.pop() if self._connections else self._connect()
         try:
             connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
@@ -210,11 +224,15 @@ class Duetime:
         except BaseException:
             connection.close()
             raise
-        self._connections.append(connection)
+        if source is None:
+            self._connections.append(connection)
+        else:
+            connection.close()
         return Answer(response.status, given, _parsed(given, content))
 
-    def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
+    def _connect(self, source: str | None = None) -> http.client.HTTPConnection:
+        at = None if source is None else (source, 0)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS, source_address=at)
 
     def disconnect(self) -> None:
         """Close the connections that were kept: the process at their other end is about to go."""

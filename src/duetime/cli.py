@@ -67,13 +67,13 @@ def _first(error: BaseException) -> BaseException:
 
 def _serve(options: argparse.Namespace) -> int:
     import asyncio
-    import logging
     import os
     import socket
     from pathlib import Path
 
     import uvloop
 
+    from duetime import logs
     from duetime.errors import DuetimeError, SettingsError
     from duetime.node import serve, serve_many
     from duetime.settings import load
@@ -81,11 +81,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     try:
         settings = load(os.environ, Path.cwd())
-        logging.basicConfig(
-            level=settings.log_level.upper(),
-            stream=sys.stderr,
-            format=f"%(asctime)s %(levelname)-7s {f'[worker {options.worker}] ' if options.worker else ''}%(message)s",
-        )
+        logs.configure(settings.log_level.upper(), f"[worker {options.worker}] " if options.worker else "")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             if options.worker is not None:
                 listener = socket.socket(fileno=options.listener)

@@ -93,7 +93,7 @@ def settle(timer: Timer, outcome: Outcome, *, sent_at: int, now: int, uniform: U
         retry_after_ms=outcome.retry_after_ms,
         uniform=uniform,
     )
-    if fire_at is None:
+    if fire_at is None or outcome.final:
         return _final(timer, Status.FAILED, now, error, timer.attempt, failures, attempts)
     return _pending(
         timer,

@@ -226,6 +226,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     error: str | None = None  # for people
     retry_after_ms: int | None = None
     cause: Unsent | None = None  # of UNSENT
+    final: bool = False  # another attempt would end the same way
 
 
 class Secret(Struct, frozen=True, kw_only=True):

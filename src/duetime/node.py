@@ -26,6 +26,7 @@ from duetime.doors.broker import BrokerDoor
 from duetime.doors.durable import DurableDoor
 from duetime.doors.http import Application, Door, Keys
 from duetime.doors.operations import OperationsDoor
+from duetime.doors.origins import OriginGuard
 from duetime.doors.overview import Overview
 from duetime.doors.platform import PlatformDoor
 from duetime.doors.pulses import Pulses, PulsesDoor
@@ -33,6 +34,7 @@ from duetime.doors.reference import ReferenceDoor
 from duetime.doors.server import Server, bind
 from duetime.doors.sessions import CookieSessions, SessionDoor
 from duetime.doors.web import WebDoor
+from duetime.doors.wrong_keys import WrongKeys
 from duetime.engine.engine import Engine, EngineOptions
 from duetime.errors import SettingsError
 from duetime.model import FOREVER_MS, HttpTarget, NatsTarget
@@ -130,7 +132,12 @@ class Node:
         )
         self.broker = build_broker(settings)
         deliverers: dict[type[Any], Deliverer] = {HttpTarget: self.deliverer}
-        deliverers[NatsTarget] = BrokerDeliverer(self.broker, clock)
+        deliverers[NatsTarget] = BrokerDeliverer(
+            self.broker,
+            clock,
+            events=settings.broker_events,
+            others=(settings.broker_commands, settings.broker_dead_letters),
+        )
         self.engine = Engine(
             self.store,
             deliverers,
@@ -157,8 +164,10 @@ class Node:
             namespaces_max=settings.max_namespaces,
         )
         self.store.on_hint(self._heard)
-        sessions = None if api_key is None else CookieSessions(api_key, SystemClock())
-        keys = Keys(api_key, sessions)
+        # Browsers and attackers go by the machine's clock, and not by a virtual one.
+        machine = SystemClock()
+        sessions = None if api_key is None else CookieSessions(api_key, machine, self.service)
+        keys = Keys(api_key, sessions, WrongKeys(machine, self.telemetry))
         platform = PlatformDoor(self.service, keys, self.telemetry, request_bytes_max=settings.max_request_bytes)
         self._activity = Activity(
             self.service.cluster, self.telemetry, self.service.clock, owner_id=self.engine.ownership.owner_id
@@ -194,11 +203,16 @@ class Node:
         )
         reference = ReferenceDoor(durable.operations(), version=__version__, refusal=durable.refusal)
         pulses = PulsesDoor(self._pulses, keys, refusal=durable.refusal)
-        session = SessionDoor(keys, sessions, refusal=durable.refusal)
+        session = SessionDoor(keys, sessions, secure=settings.cookie_secure, refusal=durable.refusal)
         web = WebDoor(refusal=durable.refusal)
         doors: list[Door] = [platform, durable, operations, reference, pulses, session, web]
         self._server = Server(
-            Application(doors, fallback=platform, under={"/api/": durable}),
+            Application(
+                doors,
+                fallback=platform,
+                under={"/api/": durable},
+                guard=None if keys.needed else OriginGuard(settings.host, settings.allowed_hosts),
+            ),
             Admission(self.descriptors.inbound_max, self.telemetry, key_needed=keys.needed),
         )
         self._ready = False

@@ -33,7 +33,7 @@ from duetime.errors import (
     TooManyNamespaces,
     UnknownNamespace,
 )
-from duetime.model import DAY_MS, Definition, Namespace, Secret, Status, Target, Timer, destination_of
+from duetime.model import DAY_MS, Definition, Namespace, NatsTarget, Secret, Status, Target, Timer, destination_of
 from duetime.sharding import shard_of
 from duetime.store import Filter, Hint, Instance, Page, Place, Query, Store, Taken
 
@@ -136,7 +136,8 @@ class Service:
     async def create_many(self, news: Sequence[NewTimer]) -> list[tuple[Timer, bool] | DuetimeError]:
         """``create`` for each, in one durable write; one that can't be made does not stop the others."""
         targets = [new.definition.target for new in news]
-        places = [destination_of(target) for target in targets]
+        # All of NATS is one destination, of which some subjects are closed.
+        places = [target.subject if isinstance(target, NatsTarget) else destination_of(target) for target in targets]
         refused = await self._refused_targets(dict(zip(places, targets, strict=True)))
         answers: list[tuple[Timer, bool] | DuetimeError] = []
         now = self.clock.now()
@@ -169,7 +170,7 @@ class Service:
         return _repeat(there, new.fingerprint)
 
     async def _refused_targets(self, places: Mapping[str, Target]) -> dict[str, DuetimeError]:
-        """Which destinations are closed; each is asked about once, all at the same time."""
+        """Which places are closed; each is asked about once, all at the same time."""
         checks = await asyncio.gather(*map(self.check_target, places.values()), return_exceptions=True)
         return {place: check for place, check in zip(places, checks, strict=True) if isinstance(check, DuetimeError)}
 
@@ -475,6 +476,14 @@ class Service:
             return msgspec.structs.replace(namespace, secrets=tuple(kept))
 
         await self.change_namespace(name, without)
+
+    # Sessions of the web page.
+
+    async def end_session(self, id: bytes, ends_at: int, *, forget_before: int) -> None:
+        await self._store.end_session(id, ends_at, forget_before=forget_before)
+
+    async def session_ended(self, id: bytes, ends_at: int) -> bool:
+        return await self._store.session_ended(id, ends_at)
 
     # The store as a whole.
 

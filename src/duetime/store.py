@@ -39,6 +39,8 @@ UNNAMED = About()
 
 EVERYWHERE: Mapping[int, int] = {}
 """No lane has a limit of its own."""
+ENDED_SESSIONS_MAX = 10_000
+"""How many sessions that were signed out a store notes one by one."""
 LANES_PAGE = 20_000
 """How many lanes one page of ``Store.lanes`` reads at most."""
 PAGE_BYTES_MAX = 4 << 20
@@ -346,3 +348,11 @@ class Store(Protocol):
 
     async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
         """Replace ``before`` by ``after``, which has the next revision, if it is still at its own; say whether."""
+
+    async def end_session(self, id: bytes, ends_at: int, *, forget_before: int) -> None:
+        """Note that a session is over that would have ended at ``ends_at``, and forget those that ended before
+        ``forget_before``. When ``ENDED_SESSIONS_MAX`` are noted already, every session is over that would have ended no
+        later than these: the notes stay few, and no session that was ended is ever good again."""
+
+    async def session_ended(self, id: bytes, ends_at: int) -> bool:
+        """Whether this session is noted as over."""

@@ -38,6 +38,7 @@ class Telemetry:
             ["cause"],
             registry=r,
         )
+        self._wrong_keys = Counter("duetime_wrong_keys", "API keys from clients that were wrong.", registry=r)
         self._fenced = Counter("duetime_fenced_writes", "Writes refused because the shard had a new owner.", registry=r)
         self._begin = Histogram("duetime_begin_seconds", "Duration of a begin in the store.", buckets=_FAST, registry=r)
         self._record = Histogram(
@@ -74,6 +75,9 @@ class Telemetry:
 
     def deferred(self, cause: Unsent) -> None:
         self._deferred.labels(cause).inc()
+
+    def wrong_key(self) -> None:
+        self._wrong_keys.inc()
 
     def fenced(self, count: int) -> None:
         if count:

@@ -18,6 +18,7 @@ from duetime.client import (
     ConnectionFailed,
     InvalidRequest,
     NotFound,
+    Unauthorized,
     Unavailable,
     UnexpectedAnswer,
     calls,
@@ -126,6 +127,12 @@ def test_waits_grow_are_drawn_and_end_with_the_timeout() -> None:
         assert all(wait <= min(0.1 * 2 ** (n + 1), 5) for n, wait in enumerate(play.waits))
     assert len({play.waits[0] for play in plays}) > 150
     assert max(play.waits[6] for play in plays) > 3
+
+
+def test_a_wrong_key_is_not_tried_again() -> None:
+    said = b'{"error": "TOO_MANY_WRONG_KEYS", "message": "wait 8 s", "details": {}}'
+    play = Play(calls.namespaces(), Answer(429, "8", said), OK)
+    assert isinstance(play.error, Unauthorized) and len(play.sent) == 1
 
 
 def test_tries_are_counted() -> None:

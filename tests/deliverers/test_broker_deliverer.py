@@ -14,7 +14,7 @@ from duetime.deliverer import Deliverer
 from duetime.deliverers import broker as module
 from duetime.deliverers.broker import BrokerDeliverer
 from duetime.errors import InvalidInput
-from duetime.model import Definition, HttpTarget, NatsTarget, Outcome, OutcomeKind, Target, Timer, Unsent
+from duetime.model import BodyFormat, Definition, HttpTarget, NatsTarget, Outcome, OutcomeKind, Target, Timer, Unsent
 
 TARGET = NatsTarget(subject="a.b", headers={"x": "y"})
 
@@ -84,3 +84,71 @@ def test_an_internal_error_in_the_publish_is_a_failed_attempt(clock: Any, caplog
     outcome = deliver(FakeBroker(KeyError()), clock)
     assert outcome == Outcome(kind=OutcomeKind.REFUSED, error="internal error: KeyError")
     assert logged_errors(caplog) == ["KeyError"]
+
+
+OURS = {"events": "due.events", "others": ("in.commands", "dead")}
+CLOSED = [
+    *("due.events", "due.events.tenant", "in.commands", "in.commands.a.b", "dead", "dead.letters"),
+    *("$JS.API.STREAM.PURGE.APP", "$SYS.x", "$", "$KV.a", "_INBOX", "_INBOX.a.b", "_R_.a", "_GR_.a"),
+]
+OPEN = [
+    "due",
+    "due.eventsx",
+    "due.event",
+    "in",
+    "in.command",
+    "deadly",
+    "x.dead",
+    "_INBOXES.a",
+    "a.$JS.API",
+    "a._INBOX",
+]
+STEERING = [
+    "Nats-Rollup",
+    "nats-rollup",
+    "NATS-MSG-ID",
+    "Nats-Expected-Last-Sequence",
+    "duetime-attempt",
+    "Content-Length",
+]
+
+
+def attempt(broker: FakeBroker, clock: Any, target: NatsTarget, body: BodyFormat = BodyFormat.ENVELOPE) -> Outcome:
+    definition = Definition(target=target, body=body)
+    timer = Timer("default", "t-1", 0, definition, 1, 1, 1, 1, revision=9, firing=7, attempt=1)
+    return asyncio.run(BrokerDeliverer(broker, clock, **OURS).deliver(timer, 10_000))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("subject", CLOSED)
+def test_own_subjects_are_closed_at_creation_and_for_timers_from_before(clock: Any, subject: str) -> None:
+    broker, target = FakeBroker(), NatsTarget(subject=subject)
+    with pytest.raises(InvalidInput, match=r"^callback_subject must not be one of"):
+        asyncio.run(BrokerDeliverer(broker, clock, **OURS).check(target))  # type: ignore[arg-type]
+    outcome = attempt(broker, clock, target)
+    assert (outcome.kind, outcome.final) == (OutcomeKind.REFUSED, True)
+    assert outcome.error is not None and outcome.error.startswith("the callback subject must not be one of")
+    assert broker.published == []
+
+
+@pytest.mark.parametrize("subject", OPEN)
+def test_other_subjects_are_open(clock: Any, subject: str) -> None:
+    broker, target = FakeBroker(), NatsTarget(subject=subject)
+    asyncio.run(BrokerDeliverer(broker, clock, **OURS).check(target))  # type: ignore[arg-type]
+    assert attempt(broker, clock, target).kind is OutcomeKind.ANSWERED
+
+
+def test_our_own_events_go_to_their_subject_and_to_no_other_of_ours(clock: Any) -> None:
+    broker = FakeBroker()
+    assert attempt(broker, clock, NatsTarget(subject="due.events.a"), BodyFormat.EVENT).kind is OutcomeKind.ANSWERED
+    assert len(broker.published) == 1
+    assert attempt(broker, clock, NatsTarget(subject="in.commands.a"), BodyFormat.EVENT).final
+    assert len(broker.published) == 1
+
+
+@pytest.mark.parametrize("header", STEERING)
+def test_headers_that_steer_the_broker_are_refused_for_timers_from_before(clock: Any, header: str) -> None:
+    broker = FakeBroker()
+    outcome = attempt(broker, clock, NatsTarget(subject="a.b", headers={"x": "y", header: "sub"}))
+    assert (outcome.kind, outcome.final) == (OutcomeKind.REFUSED, True)
+    assert outcome.error is not None and header in outcome.error
+    assert broker.published == []

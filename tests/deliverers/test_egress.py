@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -142,7 +144,8 @@ def test_a_bad_list_stops_the_start(clock: Any) -> None:
 
 
 def test_a_refusal_says_what_opens_it(clock: Any) -> None:
-    with pytest.raises(Refused, match=r"^10\.0\.0\.5 is a private address; DUETIME_ALLOW_PRIVATE_TARGETS opens it$"):
+    said = r"^points to a private address \(10\.0\.0\.5\); set DUETIME_ALLOW_PRIVATE_TARGETS to allow it$"
+    with pytest.raises(Refused, match=said):
         Egress(clock).check(parse_url("http://10.0.0.5/"))
     Egress(clock).check(parse_url("http://1.1.1.1/"))
     Egress(clock).check(parse_url("http://localhost/"))  # a name is judged at each attempt
@@ -172,6 +175,7 @@ def test_literals_are_judged_without_a_lookup(run: Callable[..., Any], clock: An
         ["127.0.0.1"],
         ["::1"],
         ["169.254.169.254"],
+        ["fe80::1%eth0"],
         ["1.1.1.1", "10.0.0.1"],
         ["10.0.0.1", "1.1.1.1"],
         ["1.1.1.1", "2606:4700::1", "::ffff:127.0.0.1"],
@@ -179,16 +183,46 @@ def test_literals_are_judged_without_a_lookup(run: Callable[..., Any], clock: An
     ],
 )
 def test_one_closed_address_closes_the_name(
-    addresses: list[str], run: Callable[..., Any], clock: Any, dns: dict[str, list[str]]
+    addresses: list[str],
+    run: Callable[..., Any],
+    clock: Any,
+    dns: dict[str, list[str]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Whatever the address is, the client is told the same, and the log has it."""
     dns["metadata.google.internal"] = addresses
+    said = (
+        "points to metadata.google.internal, which resolves to an address that is not public; "
+        "set DUETIME_ALLOW_PRIVATE_TARGETS to allow it"
+    )
 
     async def main() -> None:
         egress = Egress(clock)
         for _ in range(2):
-            with pytest.raises(Refused, match=r"metadata\.google\.internal resolves to"):
+            with pytest.raises(Refused, match=f"^{re.escape(said)}$"):
                 await egress.resolve(parse_url("http://metadata.google.internal/"))
             assert egress.known(parse_url("http://metadata.google.internal/")) is None
+        await egress.close()
+
+    run(main())
+    [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    closed = next(address for address in addresses if not address.startswith(("1.1.1.", "2606:")))
+    assert f"metadata.google.internal resolves to {closed}" in line
+
+
+@pytest.mark.parametrize("errno", [socket.EAI_NONAME, socket.EAI_NODATA])
+def test_a_name_that_is_known_without_an_address_looks_like_an_unknown_one(
+    errno: int, run: Callable[..., Any], clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def getaddrinfo(*_: object, **__: object) -> None:
+        raise socket.gaierror(errno, f"what the resolver says about {errno}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+    async def main() -> None:
+        egress = Egress(clock)
+        with pytest.raises(Unresolved, match=r"^db\.internal was not resolved: Name or service not known$"):
+            await egress.resolve(parse_url("http://db.internal/"))
         await egress.close()
 
     run(main())

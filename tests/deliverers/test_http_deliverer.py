@@ -491,7 +491,11 @@ def test_a_cancellation_inside_a_callers_own_timeout_is_the_callers(
         (HttpTarget(url="http://1.1.1.1/", method="CONNECT"), OutcomeKind.REFUSED, "callback_method"),
         (HttpTarget(url="http://1.1.1.1/", method="POST / HTTP/1.1\r\nX: "), OutcomeKind.REFUSED, "callback_method"),
         (NatsTarget(subject="a.b"), OutcomeKind.REFUSED, "not an HTTP target"),
-        (HttpTarget(url="http://inside.example/"), OutcomeKind.REFUSED, "inside.example resolves to 10.0.0.1"),
+        (
+            HttpTarget(url="http://inside.example/"),
+            OutcomeKind.REFUSED,
+            "the callback URL points to inside.example, which resolves to an",
+        ),
         (HttpTarget(url="http://gone.example/"), OutcomeKind.UNREACHABLE, "gone.example was not resolved"),
     ],
 )
@@ -696,7 +700,7 @@ def test_the_connection_goes_to_the_address_that_was_judged(
             outcome = await deliverer.deliver(timer, 10_000)
             # The open connection to the old address is no way around the guard.
             assert outcome.kind is OutcomeKind.REFUSED
-            assert "127.0.0.2" in (outcome.error or "")
+            assert outcome.error is not None and outcome.error.startswith("the callback URL points to rebind.example,")
             await deliverer.close()
         assert taken_apart(seen[0])[1]["host"] == f"rebind.example:{peer.port}"
 

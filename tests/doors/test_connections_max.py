@@ -18,9 +18,11 @@ from duetime.doors.connection import Connection
 from duetime.doors.http import Application, Handler, Keys, Request, Response, Unauthorized
 from duetime.doors.server import Server, bind
 from duetime.doors.sessions import CookieSessions, SessionDoor
+from duetime.stores.memory import MemoryStore
 from duetime.telemetry import Telemetry
 
 KEY = "k" * 32
+SESSIONS = CookieSessions(KEY, SystemClock(), MemoryStore(SystemClock()))
 TOTAL = 16
 ANONYMOUS_MAX = TOTAL // 2
 PER_ADDRESS_MAX = TOTAL // 4
@@ -39,7 +41,7 @@ LARGE_BYTES = 8_000_000
 
 class Door:
     def __init__(self) -> None:
-        self.keys = Keys(KEY, CookieSessions(KEY, SystemClock()))
+        self.keys = Keys(KEY, SESSIONS)
         self.go = asyncio.Event()
         self.held = 0
         self.before_answer: Callable[[], None] = lambda: None
@@ -59,7 +61,7 @@ class Door:
         return Response(200, b"open")
 
     async def locked(self, request: Request) -> Response:
-        self.keys.check(request)
+        await self.keys.check(request)
         return Response(200, b"locked")
 
     async def large(self, request: Request) -> Response:
@@ -71,7 +73,7 @@ class Door:
         return Response(200, b"held")
 
     async def hold_locked(self, request: Request) -> Response:
-        self.keys.check(request)
+        await self.keys.check(request)
         return await self.hold(request)
 
     async def body(self, request: Request) -> Response:
@@ -186,7 +188,7 @@ def play(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Pl
 
     async def played(scene: Scene, total: int, *, key_needed: bool) -> None:
         door, telemetry = Door(), Telemetry()
-        session = SessionDoor(door.keys, CookieSessions(KEY, SystemClock()), refusal=door.refusal)
+        session = SessionDoor(door.keys, SESSIONS, refusal=door.refusal)
         application = Application([door, session], fallback=door, under={})
         server = Counting(application, Admission(total, telemetry, key_needed=key_needed))
         listener = bind("127.0.0.1", 0)
@@ -419,7 +421,7 @@ def test_a_session_signs_in(play: Play) -> None:
         first.send(b"POST /session HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         assert (await first.answer())[0] == 204
         assert stage.counts() == (1, 2)
-        cookie = CookieSessions(KEY, SystemClock()).begin()
+        cookie = SESSIONS.begin()
         request = b"GET /%b HTTP/1.1\r\nHost: a\r\nCookie: duetime_session=%b\r\n\r\n"
         assert await second.ask(request % (b"locked", cookie)) == 200
         assert stage.counts() == (2, 1)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.doors.durable import BASE, URL, Durable, failed_as, failure, success
 from tests.doors.test_malformed import HEADERS, NOT_JSON, TIMES, URLS
-from tests.servers import KEY, Duetime
+from tests.servers import KEY, Duetime, stranger
 
 LIMIT = 256 * 1024
 TAKES_A_BODY = [
@@ -200,7 +200,7 @@ class TestKeys:
             ),
         ]
         for headers in wrong:
-            answer = door.api(method, path, body=b"{", headers=headers)
+            answer = door.api(method, path, body=b"{", headers=headers, source=stranger())
             failure(answer, 401, "UNAUTHORIZED")
             assert answer.headers["www-authenticate"] == "Bearer" and KEY not in json.dumps(answer.body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,9 +134,9 @@ def test_an_address_inside_is_refused(guarded: Duetime, listener: Receiver, sche
 
 def test_most_are_refused_at_creation_already(guarded: Duetime) -> None:
     body = {"execute_at": "2999-01-01T00:00:00Z", "callback_url": "http://localhost/"}
-    refused(guarded.request("POST", "/timers", json=body), 400, 2, "^callback_url leads inside: localhost resolves to")
+    refused(guarded.request("POST", "/timers", json=body), 400, 2, "^callback_url points to localhost, which")
     body["callback_url"] = "http://169.254.169.254/latest/meta-data/"
-    refused(guarded.request("POST", "/timers", json=body), 400, 2, "^callback_url leads inside: .*link-local")
+    refused(guarded.request("POST", "/timers", json=body), 400, 2, "^callback_url points to a link-local address")
 
 
 @pytest.mark.parametrize("host", ["93.184.215.14", "1.1.1.1", "[2606:4700:4700::1111]", "172.32.0.1", "11.0.0.1"])
@@ -147,7 +148,7 @@ def test_an_update_is_judged_too(guarded: Duetime, listener: Receiver) -> None:
     id = guarded.create("https://1.1.1.1/", seconds=10**8)
     for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]"):
         answer = guarded.request("PUT", f"/timers/{id}", json={"callback_url": f"http://{host}:{listener.port}/"})
-        refused(answer, 400, 2, "^callback_url leads inside")
+        refused(answer, 400, 2, "^callback_url points to ")
     assert guarded.get(id)["callback_url"] == "https://1.1.1.1/"
     guarded.request("DELETE", f"/timers/{id}")
 
@@ -160,8 +161,30 @@ def test_a_timer_from_freer_days_is_judged_when_it_is_due(tmp_path: Path, listen
         guarded.advance("1h")
         for id in ids:
             timer = guarded.finished(id)
-            assert timer["status"] == "failed" and "loopback" in timer["last_error"] and timer["executed_at"]
+            assert timer["status"] == "failed" and timer["executed_at"]
+            literal = "127.0.0.1" in timer["callback_url"]
+            shown = (
+                "a loopback address (127.0.0.1)" if literal else "localhost, which resolves to an address that is not"
+            )
+            assert timer["last_error"].startswith(f"the callback URL points to {shown}")
+            attempts = guarded.request("GET", f"/api/v1/timers/default/{id}/attempts").body["attempts"]
+            assert attempts[0]["error"] == timer["last_error"]
+        assert re.search(r"localhost resolves to (127\.0\.0\.1|::1)", guarded.stderr)
     assert listener.connections == 0
+
+
+@pytest.mark.parametrize("door", ["/timers", "/api/v1/timers", "/api/v1/timers/batch"])
+def test_what_a_name_resolves_to_is_not_told(guarded: Duetime, door: str) -> None:
+    url = "http://localhost/"
+    asked = {"execute_at": "2999-01-01T00:00:00Z", "callback_url": url}
+    if door != "/timers":
+        asked = {"executeAt": "2999-01-01T00:00:00Z", "callbackUrl": url}
+    answer = guarded.request("POST", door, json={"timers": [asked]} if door.endswith("batch") else asked)
+    said = str(answer.body)
+    assert "resolves to an address that is not public; set DUETIME_ALLOW_PRIVATE_TARGETS to allow it" in said
+    for word in ("127.", "::1", "loopback", "private address", "link-local", "reserved"):
+        assert word not in said
+    assert re.search(r"localhost resolves to (127\.0\.0\.1|::1), which is a loopback address", guarded.stderr)
 
 
 def test_a_redirect_inside_is_not_followed(tmp_path: Path, listener: Receiver) -> None:

@@ -35,6 +35,8 @@ BAD_SUBJECTS = {
     "the system": "$SYS.REQ.SERVER.PING",
     "a key-value bucket": "$KV.bucket.key",
     "an inbox": "_INBOX.abc",
+    "all inboxes": "_INBOX",
+    "a reply of another account": "_R_.abc",
     "another alphabet": "app.ü",
     "too long": "app." + "x" * 252,
 }
@@ -443,3 +445,69 @@ class TestBrokerAway:
             done = door.final(timer)
             assert done["status"] == "completed" and done["attempts"] == 1
             assert broker.count(STREAM) == 1
+
+
+OWN_SUBJECTS = {
+    "DUETIME_BROKER_COMMANDS": "own.in",
+    "DUETIME_BROKER_EVENTS": "own.out",
+    "DUETIME_BROKER_DEAD_LETTERS": "own.dead",
+    "DUETIME_BROKER_COMMANDS_STREAM": "OWN_IN",
+    "DUETIME_BROKER_EVENTS_STREAM": "OWN_OUT",
+    "DUETIME_BROKER_DEAD_LETTERS_STREAM": "OWN_DEAD",
+}
+
+
+@pytest.fixture(scope="module")
+def own(nats: Nats, broker: Orchestrator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
+    with Durable(tmp_path_factory.mktemp("own"), TIMER_BROKER_URL=nats.url, **OWN_SUBJECTS) as own:
+        broker.ready("OWN_IN")
+        yield own
+        assert "Traceback" not in own.stderr
+
+
+class TestOwnSubjects:
+    """A client's timer can make neither commands nor events, whatever their subjects are called."""
+
+    CLOSED = ["own.in", "own.in.tenant", "own.in.a.b", "own.out.tenant", "own.dead", "own.dead.x"]
+
+    @pytest.mark.parametrize("closed", CLOSED)
+    def test_a_create_is_refused(self, own: Durable, subject: str, closed: str) -> None:
+        bad = {"callbackSubject": closed, "delay": "1h"}
+        body = failure(own.api("POST", "/timers", bad), 400, "INVALID_INPUT", "callbackSubject")
+        assert "Duetime's own" in body["message"] and "DUETIME_BROKER_COMMANDS" in body["message"]
+        failure(own.api("POST", "/timers/create", {"id": "x", **bad}), 400, "INVALID_INPUT", "callbackSubject")
+        good = {"callbackSubject": subject, "delay": "1h"}
+        for batch, expected in (([bad, good], [400, 200]), ([good, bad], [200, 400])):
+            assert [result["status"] for result in own.batch(batch)] == expected
+        timer = make(own, subject, executeAt=FAR)
+        failure(own.api("PUT", own.path(timer), {"callbackSubject": closed}), 400, "INVALID_INPUT", "callbackSubject")
+        callback = {"type": "nats", "topic": closed}
+        answer = own.request("POST", "/timers", json={"callback": callback, "execute_at": own.ahead(60)})
+        assert answer.status == 400 and "Duetime's own" in answer.body["message"]
+
+    @pytest.mark.parametrize("subject", ["timer.commands.schedule.t", "own", "own.inn", "own.i"])
+    def test_other_subjects_are_not(self, own: Durable, subject: str) -> None:
+        make(own, subject, executeAt=FAR)
+
+    def test_commands_make_events_and_their_timers_can_be_moved(self, own: Durable, broker: Orchestrator) -> None:
+        command = {"tenantId": "moved", "serviceCallId": "c", "dueAt": own.ahead(3600)}
+        broker.publish("own.in.moved", json.dumps(command).encode())
+        timer = {"namespace": "moved", "id": "c"}
+        until("the command is taken", lambda: own.api("GET", own.path(timer)).status == 200)
+        success(own.api("PUT", own.path(timer), {"executeAt": own.ahead(7200)}))
+        failure(own.api("PUT", own.path(timer), {"callbackSubject": "own.out.other"}), 400, "INVALID_INPUT")
+        own.advance("3h")
+        assert own.final(timer)["status"] == "completed"
+        assert len(broker.messages("OWN_OUT", "own.out.moved")) == 1
+
+    def test_a_timer_from_before_fails_at_once(self, nats: Nats, broker: Orchestrator, tmp_path: Any) -> None:
+        broker.make_stream(name="BEFORE", subjects=["before.>"])
+        with Durable(tmp_path, TIMER_BROKER_URL=nats.url) as before:
+            timer = make(before, "before.x", executeAt=before.ahead(3600), retryPolicy={"maxRetries": 5})
+            assert before.terminate() == 0
+        with Durable(tmp_path, TIMER_BROKER_URL=nats.url, DUETIME_BROKER_DEAD_LETTERS="before") as after:
+            after.advance("2h")
+            failed = after.final(timer)
+            assert failed["status"] == "failed" and failed["attempts"] == 1
+            assert "Duetime's own subjects" in failed["lastError"]
+        assert broker.count("BEFORE") == 0

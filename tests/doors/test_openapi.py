@@ -140,7 +140,7 @@ def test_every_operation_is_described_as_it_is_registered() -> None:
         )
         asked = [(one["name"], one["in"]) for one in shown.get("parameters", ()) if one["in"] != "path"]
         assert asked == [(parameter.name, parameter.place) for parameter in operation.given]
-        statuses = {*operation.gives, *operation.refuses, 401, 500, 503}
+        statuses = {*operation.gives, *operation.refuses, 401, 403, 429, 500, 503}
         assert set(shown["responses"]) == {str(status) for status in statuses}
         for status, kind in operation.gives.items():
             given = shown["responses"][str(status)].get("content", {}).get("application/json", {}).get("schema")

@@ -28,9 +28,9 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
 class Listening:
     """Somebody who listens to the pulses of a service."""
 
-    def __init__(self, service: Duetime) -> None:
+    def __init__(self, service: Duetime, **headers: str) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_SECONDS)
-        self._connection.request("GET", BASE + "/events", headers={"X-API-Key": KEY})
+        self._connection.request("GET", BASE + "/events", headers=headers or {"X-API-Key": KEY})
         self.response = self._connection.getresponse()
 
     def __enter__(self) -> Listening:

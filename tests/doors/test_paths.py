@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.doors.shape import NOBODY, URL, refused, success
-from tests.servers import KEY, Duetime, Receiver, instant, until
+from tests.servers import KEY, Duetime, Receiver, instant, stranger, until
 
 LOCKED = [
     ("GET", "/timers"),
@@ -62,7 +62,7 @@ class TestKeys:
     def test_without_the_key_there_is_nothing(
         self, service: Duetime, method: str, path: str, headers: dict[str, str]
     ) -> None:
-        answer = service.request(method, path, body=b"{", headers=headers)
+        answer = service.request(method, path, body=b"{", headers=headers, source=stranger())
         refused(answer, 401, 4, "^unauthorized$")
         assert KEY not in str(answer) and "wrong" not in str(answer.body)
 
@@ -95,7 +95,8 @@ class TestKeys:
         assert service.total() == before
 
     def test_the_key_is_not_logged(self, service: Duetime) -> None:
-        service.request("GET", "/timers", headers={"X-API-Key": "a-wrong-key-that-somebody-mistyped"})
+        wrong = {"X-API-Key": "a-wrong-key-that-somebody-mistyped"}
+        service.request("GET", "/timers", headers=wrong, source=stranger())
         assert KEY not in service.stderr and "mistyped" not in service.stderr
 
     def test_without_keys_by_choice(self, alone: Callable[..., Duetime]) -> None:
@@ -122,6 +123,9 @@ class TestPaths:
             "/timers/%F0%28%8C%28",
             "/%00",
             "/..%2f..%2fetc%2fpasswd",
+            "/%2ftimers",
+            "/timers%2f",
+            "/%2Fmetrics",
             "/" + "x" * 5000,
         ],
         ids=lambda path: path[:30],
@@ -130,6 +134,13 @@ class TestPaths:
     def test_nothing_there(self, service: Duetime, method: str, path: str) -> None:
         answer = service.request(method, path)
         refused(answer, 404, 3, "^there is nothing at this path$")
+
+    @pytest.mark.parametrize(
+        "path", ["/api%2fv1/timers", "/api/v1%2Ftimers", "/ui%2Findex.html", "/api/v1/timers%2Fbatch"]
+    )
+    def test_an_escaped_slash_is_not_a_slash(self, service: Duetime, path: str) -> None:
+        """A proxy in front that guards paths would not see it either."""
+        assert service.request("GET", path, headers={"X-API-Key": KEY}).status == 404
 
     @pytest.mark.parametrize(
         ("method", "path", "allowed"),
@@ -157,6 +168,26 @@ class TestPaths:
         assert head.headers["content-type"] == get.headers["content-type"]
         if path in ("/livez", "/readyz"):
             assert head.headers["content-length"] == get.headers["content-length"] != "0"
+
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            *(("GET", path) for path in ("/timers", "/metrics", "/health", "/livez", "/readyz", "/session", "/clock")),
+            *(("GET", f"/api/v1/{name}") for name in ("timers", "namespaces", "overview", "cluster", "nothing")),
+            *(
+                ("POST", "/timers"),
+                ("POST", "/api/v1/timers"),
+                ("DELETE", "/session"),
+                ("PUT", "/livez"),
+                ("GET", "/x"),
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("headers", [{"X-API-Key": KEY}, {}], ids=["with the key", "without"])
+    def test_nothing_but_files_is_kept_by_caches(
+        self, service: Duetime, method: str, path: str, headers: dict[str, str]
+    ) -> None:
+        assert service.request(method, path, headers=headers).headers["cache-control"] == "no-store"
 
     def test_a_connection_serves_many_requests(self, service: Duetime) -> None:
         one = f"GET /timers?limit=1 HTTP/1.1\r\nHost: a\r\nX-API-Key: {KEY}\r\n\r\n".encode()

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from duetime.errors import InvalidInput
 from duetime.timetext import parse_time
 from duetime.urls import parse_url
-from tests.servers import KEY, Duetime, Receiver, until
+from tests.servers import KEY, Duetime, Receiver, stranger, until
 
 ROOT = Path(__file__).parents[2]
 SEED = os.environ.get("DUETIME_FUZZ_SEED") or "20300131"
@@ -180,6 +180,9 @@ class Gate:
                 request.headers["Content-Length"] = str(len(request.body))
             if request.headers.get("X-API-Key") == STAND_IN:
                 request.headers["X-API-Key"] = KEY
+            else:
+                adapter = HTTPAdapter()  # Wrong keys are counted by address.
+                adapter.init_poolmanager(1, 1, source_address=(stranger(), 0))
             response = send(adapter, request, **more)
             self.answers[f"{request.method} {url.path} {response.status_code}"] += 1
             return response

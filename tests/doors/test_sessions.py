@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from duetime.doors.http import Keys, Request, Unauthorized
+from duetime.doors.http import Keys, Request, Response, Stream, Unauthorized
+from duetime.doors.pulses import PulsesDoor
 from duetime.doors.sessions import SESSION_SECONDS, CookieSessions
+from duetime.stores.memory import MemoryStore
 from tests.clocks import ManualClock
 from tests.doors.durable import failure, success
-from tests.servers import KEY, Answer, Duetime
+from tests.doors.test_overview import Listening
+from tests.servers import KEY, Answer, Duetime, stranger
 
 LIST, REPLAY = ("GET", "/api/v1/timers"), ("POST", "/api/v1/timers/replay")
 
 
-def sign_in(service: Duetime, key: str = KEY) -> Answer:
-    return service.request("POST", "/session", json={"apiKey": key}, headers={})
+def sign_in(service: Duetime, key: str = KEY, **headers: str) -> Answer:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    source = None if key.strip() == KEY else stranger()
+    return service.request("POST", "/session", json={"apiKey": key}, headers=given, source=source)
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +38,10 @@ def here(service: Duetime) -> str:
     return f"http://127.0.0.1:{service.port}"
 
 
-def ask(service: Duetime, what: tuple[str, str], **headers: str) -> Answer:
+def ask(service: Duetime, what: tuple[str, str], *, source: str | None = None, **headers: str) -> Answer:
     method, path = what
     given = {name.replace("_", "-"): value for name, value in headers.items()}
-    return service.request(method, path, body=b"{}" if method != "GET" else None, headers=given)
+    return service.request(method, path, body=b"{}" if method != "GET" else None, headers=given, source=source)
 
 
 class TestSigningIn:
@@ -43,7 +49,7 @@ class TestSigningIn:
         answer = sign_in(service)
         success(answer, 204)
         assert re.fullmatch(
-            r"duetime_session=[0-9]+\.[0-9a-f]{64}; Path=/; HttpOnly; SameSite=Strict; Max-Age=43200",
+            r"duetime_session=[0-9]+\.[0-9a-f]{32}\.[0-9a-f]{64}; Path=/; HttpOnly; SameSite=Strict; Max-Age=43200",
             answer.headers["set-cookie"],
         )
         assert KEY not in answer.headers["set-cookie"]
@@ -77,7 +83,113 @@ class TestSigningIn:
         assert ask(service, ("GET", "/session")).body == {"signedIn": True, "needed": False}
         answer = sign_in(service, "whatever")
         assert answer.status == 204 and "set-cookie" not in answer.headers
-        assert ask(service, REPLAY, Origin="http://elsewhere.example").status == 200
+
+
+class TestSigningOut:
+    @pytest.mark.parametrize(
+        "headers", [{}, {"Sec-Fetch-Site": "same-origin"}, {"Origin": "HERE"}], ids=["a program", "our page", "older"]
+    )
+    def test_a_copy_of_the_cookie_is_refused(self, service: Duetime, here: str, headers: dict[str, str]) -> None:
+        mine, other = (sign_in(service).headers["set-cookie"].split(";")[0] for _ in range(2))
+        assert mine != other
+        given = {name: value.replace("HERE", here) for name, value in headers.items()}
+        success(ask(service, ("DELETE", "/session"), Cookie=mine, **given), 204)
+        for _ in range(2):
+            failure(ask(service, LIST, Cookie=mine), 401, "UNAUTHORIZED")
+            assert ask(service, ("GET", "/session"), Cookie=mine).body["signedIn"] is False
+            assert ask(service, REPLAY, Cookie=mine, Sec_Fetch_Site="same-origin").status == 401
+        success(ask(service, ("DELETE", "/session"), Cookie=mine, **given), 204)
+        assert ask(service, LIST, Cookie=other).status == 200
+
+    @pytest.mark.parametrize(
+        "headers",
+        [{"Sec-Fetch-Site": "same-site"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://elsewhere.example"}],
+        ids=str,
+    )
+    def test_another_page_can_not(self, service: Duetime, cookie: str, headers: dict[str, str]) -> None:
+        failure(ask(service, ("DELETE", "/session"), Cookie=cookie, **headers), 403, "FORBIDDEN")
+        assert ask(service, LIST, Cookie=cookie).status == 200
+
+    def test_a_forged_cookie_ends_nothing(self, service: Duetime, cookie: str) -> None:
+        success(ask(service, ("DELETE", "/session"), Cookie=cookie[:-1] + ("0" if cookie[-1] != "0" else "1")), 204)
+        assert ask(service, LIST, Cookie=cookie).status == 200
+
+    def test_it_outlasts_a_restart(self, alone: Callable[..., Duetime]) -> None:
+        service = alone()
+        mine, other = (sign_in(service).headers["set-cookie"].split(";")[0] for _ in range(2))
+        ask(service, ("DELETE", "/session"), Cookie=mine)
+        assert service.terminate() == 0
+        service.start()
+        assert [ask(service, LIST, Cookie=one).status for one in (mine, other)] == [401, 200]
+
+    def test_an_open_stream_ends(self, service: Duetime) -> None:
+        mine = sign_in(service).headers["set-cookie"].split(";")[0]
+        with Listening(service, Cookie=mine) as listening, Listening(service) as another:
+            listening.pulse()
+            another.pulse()
+            ask(service, ("DELETE", "/session"), Cookie=mine)
+            while line := listening.response.readline():
+                assert line
+            for _ in range(3):
+                assert another.response.readline()
+
+
+class TestHttps:
+    """A cookie from HTTPS is for HTTPS alone."""
+
+    SECURE = re.compile(
+        r"__Host-duetime_session=[0-9]+\.[0-9a-f]{32}\.[0-9a-f]{64}; Path=/; HttpOnly; SameSite=Strict; "
+        r"Max-Age=43200; Secure"
+    ).fullmatch
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"X-Forwarded-Proto": "https"},
+            {"X-Forwarded-Proto": "HTTPS, http"},
+            {"Forwarded": "for=192.0.2.60;proto=https;by=203.0.113.43"},
+            {"Forwarded": 'for=192.0.2.43; Proto="https", for=198.51.100.17'},
+            {"Origin": "https://timers.example"},
+        ],
+        ids=str,
+    )
+    def test_who_says_so_gets_one(self, service: Duetime, headers: dict[str, str]) -> None:
+        cookie = sign_in(service, **headers).headers["set-cookie"]
+        assert self.SECURE(cookie), cookie
+        pair = cookie.split(";")[0]
+        assert ask(service, LIST, Cookie=pair).status == 200
+        answer = ask(service, ("DELETE", "/session"), Cookie=pair, **headers)
+        expected = "__Host-duetime_session=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0; Secure"
+        assert answer.status == 403 if "Origin" in headers else answer.headers["set-cookie"] == expected
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {},
+            {"X-Forwarded-Proto": "http"},
+            {"X-Forwarded-Proto": "http, https"},
+            {"Forwarded": "for=192.0.2.60;proto=http"},
+            {"Forwarded": "for=https"},
+            {"Origin": "http://timers.example"},
+            {"Origin": "http://["},
+        ],
+        ids=str,
+    )
+    def test_others_do_not(self, service: Duetime, headers: dict[str, str]) -> None:
+        cookie = sign_in(service, **headers).headers["set-cookie"]
+        assert cookie.startswith("duetime_session=") and "Secure" not in cookie
+
+    @pytest.mark.parametrize(("setting", "secure"), [("on", True), ("off", False)])
+    def test_a_setting_decides(self, alone: Callable[..., Duetime], setting: str, secure: bool) -> None:
+        service = alone(DUETIME_COOKIE_SECURE=setting)
+        for headers in ({}, {"X-Forwarded-Proto": "https"}, {"X-Forwarded-Proto": "http"}):
+            assert bool(self.SECURE(sign_in(service, **headers).headers["set-cookie"])) is secure
+
+    def test_both_cookies_of_a_browser_are_signed_out(self, service: Duetime) -> None:
+        plain = sign_in(service).headers["set-cookie"].split(";")[0]
+        secure = sign_in(service, X_Forwarded_Proto="https").headers["set-cookie"].split(";")[0]
+        ask(service, ("DELETE", "/session"), Cookie=f"{plain}; {secure}")
+        assert [ask(service, LIST, Cookie=one).status for one in (plain, secure)] == [401, 401]
 
 
 class TestTheCookie:
@@ -109,14 +221,18 @@ class TestTheCookie:
         failure(ask(service, LIST, Cookie=change(cookie)), 401, "UNAUTHORIZED")
 
     def test_a_key_that_is_given_counts_before_it(self, service: Duetime, cookie: str) -> None:
-        assert ask(service, LIST, Cookie=cookie, X_API_Key="wrong").status == 401
-        assert ask(service, LIST, Cookie=cookie, Authorization="Bearer wrong").status == 401
+        assert ask(service, LIST, Cookie=cookie, X_API_Key="wrong", source=stranger()).status == 401
+        assert ask(service, LIST, Cookie=cookie, Authorization="Bearer wrong", source=stranger()).status == 401
         assert ask(service, LIST, Cookie="duetime_session=wrong", X_API_Key=KEY).status == 200
 
     def test_is_not_logged(self, service: Duetime, cookie: str) -> None:
         ask(service, REPLAY, Cookie=cookie)
         ask(service, ("GET", "/nothing"), Cookie=cookie)
         assert cookie not in service.stderr and cookie.partition(".")[2] not in service.stderr
+
+
+def carrying(cookie: bytes) -> Request:
+    return Request("GET", "/", headers=[(b"cookie", b"duetime_session=" + cookie)])
 
 
 class TestOtherPages:
@@ -173,29 +289,67 @@ class TestSessions:
     def clock(self) -> ManualClock:
         return ManualClock()
 
+    @pytest.fixture
+    def store(self, clock: ManualClock) -> MemoryStore:
+        return MemoryStore(clock)
+
     def taken(self, keys: Keys, cookie: bytes) -> bool:
         try:
-            keys.check(Request("GET", "/", headers=[(b"cookie", b"duetime_session=" + cookie)]))
+            asyncio.run(keys.check(carrying(cookie)))
             return True
         except Unauthorized:
             return False
 
-    def test_one_ends(self, clock: ManualClock) -> None:
-        sessions = CookieSessions(KEY, clock)
+    def test_one_ends(self, clock: ManualClock, store: MemoryStore) -> None:
+        sessions = CookieSessions(KEY, clock, store)
         keys, cookie = Keys(KEY, sessions), sessions.begin()
         clock.advance(SESSION_SECONDS * 1000 - 1000)
         assert self.taken(keys, cookie)
         clock.advance(1000)
         assert not self.taken(keys, cookie)
 
-    def test_every_process_with_the_key_takes_it(self, clock: ManualClock) -> None:
-        cookie = CookieSessions(KEY, clock).begin()
-        assert self.taken(Keys(KEY, CookieSessions(KEY, clock)), cookie)
+    def test_every_process_with_the_key_takes_it(self, clock: ManualClock, store: MemoryStore) -> None:
+        cookie = CookieSessions(KEY, clock, store).begin()
+        assert self.taken(Keys(KEY, CookieSessions(KEY, clock, store)), cookie)
 
-    def test_another_key_ends_them_all(self, clock: ManualClock) -> None:
-        cookie = CookieSessions(KEY, clock).begin()
+    def test_another_key_ends_them_all(self, clock: ManualClock, store: MemoryStore) -> None:
+        cookie = CookieSessions(KEY, clock, store).begin()
         other = KEY[::-1]
-        assert not self.taken(Keys(other, CookieSessions(other, clock)), cookie)
+        assert not self.taken(Keys(other, CookieSessions(other, clock, store)), cookie)
+
+    def test_a_stream_ends_with_its_session(self, clock: ManualClock, store: MemoryStore) -> None:
+        sessions = CookieSessions(KEY, clock, store)
+
+        class Endless:
+            async def listen(self) -> AsyncGenerator[bytes, None]:
+                while True:
+                    yield b"pulse"
+
+        async def main() -> None:
+            door = PulsesDoor(Endless(), Keys(KEY, sessions), refusal=lambda _: Response(500))  # type: ignore[arg-type]
+            stream = await door.events(carrying(sessions.begin()))
+            assert isinstance(stream, Stream)
+            assert await anext(stream.pieces) == await anext(stream.pieces) == b"pulse"
+            clock.advance(SESSION_SECONDS * 1000)
+            assert await anext(stream.pieces, None) is None
+
+        asyncio.run(main())
+
+    def test_the_store_is_not_asked_about_cookies_without_a_proof(self, clock: ManualClock) -> None:
+        class Untouched:
+            async def session_ended(self, *_: object) -> bool:
+                raise AssertionError
+
+            end_session = session_ended
+
+        sessions = CookieSessions(KEY, clock, Untouched())  # type: ignore[arg-type]
+        good = sessions.begin()
+        said, _, proof = good.rpartition(b".")
+        for cookie in (b"", said, said + b".", said + b"." + b"0" * 64, b"9" + good, b"." + proof, proof):
+            assert not self.taken(Keys(KEY, sessions), cookie)
+            asyncio.run(sessions.end(carrying(cookie)))
+        clock.advance(SESSION_SECONDS * 1000)
+        asyncio.run(sessions.end(carrying(good)))
 
 
 @pytest.fixture

@@ -210,6 +210,11 @@ def test_no_answer_is_a_failure_with_its_reason(kind: OutcomeKind) -> None:
     assert after.last_error is not None and len(after.last_error) == lifecycle.ERROR_LENGTH_MAX
 
 
+def test_a_failure_that_will_not_change_is_not_retried() -> None:
+    after = settle(begun(), Outcome(kind=OutcomeKind.REFUSED, error="closed", final=True))
+    assert (after.status, after.last_error, after.attempt) == (Status.FAILED, "closed", 1)
+
+
 def test_a_deferred_attempt_is_not_spent() -> None:
     timer = lifecycle.defer(begun(), fire_at=NOW + 1_000, now=NOW)
     assert (timer.status, timer.attempt, timer.fire_at, timer.execute_at) == (Status.PENDING, 0, NOW + 1_000, NOW)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.servers import Duetime
+from tests.servers import Duetime, Receiver, Reply
 from tests.web.browser import Watched, watch
 
 
@@ -37,7 +39,7 @@ def test_the_key_opens_the_page_and_stays_out_of_reach(browser: Browser, service
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     page.get_by_label("API key").fill(service.key)
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("heading", name="Timers")).to_be_visible()
+    expect(page.get_by_role("heading", name="Timers", exact=True)).to_be_visible()
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     assert not context.cookies()
@@ -73,6 +75,44 @@ def test_without_keys_there_is_nothing_to_sign_in_to(browser: Browser, tmp_path:
         expect(watched.page.get_by_role("button", name="Sign out")).to_be_hidden()
         watched.check()
         context.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"], ids=["of the same site", "of another site"])
+def test_a_page_from_elsewhere_can_do_nothing_without_keys(browser: Browser, tmp_path: Path, host: str) -> None:
+    with Duetime(tmp_path, DUETIME_AUTH="none") as service, Receiver() as elsewhere:
+        page = browser.new_page()
+        elsewhere.reply("/evil", Reply(body=b"<!doctype html><h1>evil</h1>", headers={"Content-Type": "text/html"}))
+        page.goto(f"http://{host}:{elsewhere.port}/evil")
+        timer = {"delay": "1h", "callbackUrl": "http://127.0.0.1:9/"}
+        target = f"http://127.0.0.1:{service.port}/api/v1/timers"
+        sent = page.evaluate(
+            "([url, body]) => fetch(url, {method: 'POST', mode: 'no-cors', body}).then((answer) => answer.type)",
+            [target, json.dumps(timer)],
+        )
+        assert sent == "opaque"  # It arrived; a page is not told what came of it.
+        with page.expect_navigation() as navigation:
+            page.evaluate(
+                """(url) => {
+                  const form = Object.assign(document.createElement("form"), {method: "POST", action: url});
+                  form.enctype = "text/plain";
+                  document.body.append(form);
+                  form.submit();
+                }""",
+                target,
+            )
+        assert navigation.value is not None and navigation.value.status == 403
+        assert service.request("GET", "/api/v1/timers/count", headers={}).body["timers"] == 0
+        page.goto(f"http://{host}:{elsewhere.port}/evil")
+        page.evaluate(
+            """(url) => {
+              const link = Object.assign(document.createElement("a"), {href: url, textContent: "Duetime"});
+              document.body.append(link);
+            }""",
+            f"http://127.0.0.1:{service.port}/",
+        )
+        page.get_by_role("link", name="Duetime").click()
+        expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+        page.close()
 
 
 def test_the_theme_is_remembered(open_page: Callable[..., Watched]) -> None:

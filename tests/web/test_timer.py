@@ -151,7 +151,7 @@ def test_a_timer_is_made_and_followed_until_it_fired(
     # What only the service can know is said at its field too.
     page.get_by_label("Callback URL").fill("http://10.0.0.1/hook")
     page.get_by_role("button", name="Create the timer").click()
-    expect(page.get_by_text("leads inside")).to_be_visible()
+    expect(page.get_by_text("points to a")).to_be_visible()
     expect(page.get_by_label("Callback URL")).to_be_focused()
     page.get_by_label("Callback URL").fill(receiver.url("/made"))
     page.get_by_role("button", name="Create the timer").click()

@@ -112,6 +112,8 @@ def error_of(status: int, failure: Failure) -> DuetimeClientError:
     kind = _BY_STATUS.get(status, Unavailable if status >= 500 else InvalidRequest)
     if failure.error == NotPending.code:
         kind = NotPending
+    elif failure.error == "TOO_MANY_WRONG_KEYS":
+        kind = Unauthorized
     return kind(failure.message, code=failure.error, details=failure.details, status=status)
 
 

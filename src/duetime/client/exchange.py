@@ -24,7 +24,14 @@ from msgspec import Struct
 from duetime import __version__
 from duetime.client import calls
 from duetime.client.calls import Call
-from duetime.client.errors import ConnectionFailed, DuetimeClientError, InvalidRequest, NotFound, refused
+from duetime.client.errors import (
+    ConnectionFailed,
+    DuetimeClientError,
+    InvalidRequest,
+    NotFound,
+    Unauthorized,
+    refused,
+)
 from duetime.client.values import Timer, TimerPage
 from duetime.clock import Clock
 
@@ -171,6 +178,7 @@ def exchange(call: Call[T], to: Endpoint, options: Options, clock: Clock) -> Exc
             if doubtful and call.gone_is_done and isinstance(error, NotFound):
                 return call.read(b"")
             again = result.status in RETRIED and (call.repeatable or result.status == 429)
+            again = again and not isinstance(error, Unauthorized)
             doubtful = doubtful or result.status >= 500
             pause = _seconds(result.retry_after)
         failed += 1

@@ -366,4 +366,5 @@ def why(exc: Exception) -> str:
         return f"TLS: {(exc.reason or str(exc)).lower().replace('_', ' ')}"
     if isinstance(exc, OSError) and exc.errno:
         return os.strerror(exc.errno).lower()
-    return f"connection failed: {exc}" if str(exc) else "connection failed"
+    # The text of an error without a number may name the address, which clients are not to know.
+    return "connection failed"

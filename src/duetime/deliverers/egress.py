@@ -11,6 +11,7 @@ seconds; a shortage is never one.
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -20,6 +21,8 @@ from duetime.clock import Clock
 from duetime.deliverers.lookups import Found, Lookups
 from duetime.errors import DuetimeError, SettingsError
 from duetime.urls import Url
+
+log = logging.getLogger(__name__)
 
 ADDRESSES_MAX = 8  # tried for one name; all that came back are judged
 RESULT_SECONDS = 5.0  # a result is trusted this long: less than any attempt's patience, enough for a burst
@@ -135,8 +138,8 @@ class Egress:
 
     def check(self, url: Url) -> None:
         """Refuse a literal address that is closed. For a user's sake at creation: a name is judged at each attempt."""
-        if url.address is not None and (objection := self._objection(url.address)):
-            raise Refused(objection)
+        if url.address is not None and (word := self._objection(url.address)):
+            raise Refused(_refusal(url, word))
 
     def known(self, url: Url) -> list[str] | None:
         """What ``resolve`` would say, if it was asked a moment ago and all was well."""
@@ -175,9 +178,12 @@ class Egress:
         else:
             # One closed address among open ones is how a name is made to slip through: all or nothing.
             for address in found:
-                if objection := self._objection(address):
-                    shown = objection if url.address is not None else f"{url.host} resolves to {objection}"
-                    error = Refused(shown)
+                if word := self._objection(address):
+                    if url.address is None:
+                        log.warning(
+                            "%s resolves to %s, which is %s: no callback is sent there", url.host, address, word
+                        )
+                    error = Refused(_refusal(url, word))
                     break
         until = self._clock.monotonic() + RESULT_SECONDS
         addresses = None if error is not None or isinstance(found, str) else found[:ADDRESSES_MAX]
@@ -193,7 +199,7 @@ class Egress:
         try:
             parsed = ipaddress.ip_address(address)
         except ValueError:
-            return f"{address!r} is not an address"
+            return "not an address"
         if self._allow_all:
             return None
         word = _closed(parsed)
@@ -204,7 +210,14 @@ class Egress:
             forms.append(parsed.ipv4_mapped)
         if any(form in network for network in self._open for form in forms):
             return None
-        return f"{address} is {word}; {_SETTING} opens it"
+        return word
+
+
+def _refusal(url: Url, word: str) -> str:
+    """What clients are told. What a name resolves to inside our network is not for them; the log has it."""
+    if url.address is not None:
+        return f"points to {word} ({url.address}); set {_SETTING} to allow it"
+    return f"points to {url.host}, which resolves to an address that is not public; set {_SETTING} to allow it"
 
 
 def _network(cidr: str) -> Network:

@@ -122,7 +122,9 @@ class HttpDeliverer:
             return unsent(exc.cause, str(exc))
         except (Unreachable, Unresolved) as exc:
             return Outcome(kind=_UNREACHABLE, error=str(exc))
-        except (Refused, InvalidInput) as exc:
+        except Refused as exc:
+            return Outcome(kind=OutcomeKind.REFUSED, error=f"the callback URL {exc}")
+        except InvalidInput as exc:
             return Outcome(kind=OutcomeKind.REFUSED, error=str(exc))
         except Exception as exc:
             _log.exception("delivery of %s/%s broke", timer.namespace, timer.id)
@@ -139,7 +141,7 @@ class HttpDeliverer:
             until = asyncio.get_running_loop().time() + CHECK_SECONDS_MAX
             await self._egress.resolve(url, until, optional=True)
         except Refused as exc:
-            raise InvalidInput("callback_url", f"leads inside: {exc}") from None
+            raise InvalidInput("callback_url", str(exc)) from None
         except (Unresolved, NotSent, TimeoutError):
             pass  # The name may have an address by the time it is due; each attempt judges anew.
 

@@ -37,6 +37,8 @@ STACK_BYTES = 256 * 1024
 KNOWN_SECONDS = 600.0
 KNOWN_MAX = 4096
 
+_NO_ADDRESS = (socket.EAI_NONAME, socket.EAI_NODATA)
+_UNKNOWN = "Name or service not known"
 _log = logging.getLogger(__name__)
 
 Found = list[str] | str
@@ -318,8 +320,15 @@ def _system_lookup(host: str) -> Found | NotSent:
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     except (OSError, UnicodeError) as exc:
         shortage = lookup_shortage(exc, was_out=was_out) if isinstance(exc, OSError) else None
-        return shortage or f"{host} was not resolved: {getattr(exc, 'strerror', None) or exc}"
+        return shortage or f"{host} was not resolved: {_why(exc)}"
     except Exception as exc:
         _log.exception("the lookup of %s broke", host)
         return NotSent(Unsent.INTERNAL, f"internal error: {type(exc).__name__}")
     return addresses or f"{host} has no address"
+
+
+def _why(exc: Exception) -> str:
+    """Clients read this. Whether our network knows the name without an address for it is none of their business."""
+    if isinstance(exc, socket.gaierror) and exc.errno in _NO_ADDRESS:
+        return _UNKNOWN
+    return getattr(exc, "strerror", None) or str(exc)

@@ -69,7 +69,7 @@ def connect_shortage(exc: OSError, address: str) -> NotSent | None:
     if exc.errno in _NO_MEMORY:
         return NotSent(Unsent.DESCRIPTORS, "out of memory for a socket")
     if exc.errno == EADDRNOTAVAIL and _has_route(address):
-        return NotSent(Unsent.DESCRIPTORS, f"out of local ports to {address}")
+        return NotSent(Unsent.DESCRIPTORS, "out of local ports")
     return None
 
 

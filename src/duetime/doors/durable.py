@@ -28,7 +28,20 @@ from duetime.doors.durable_values import (
     shown_timer,
     unowned_of,
 )
-from duetime.doors.http import JSON, Handler, Keys, MethodNotAllowed, NotFound, Request, Response, TooBusy, Unauthorized
+from duetime.doors.http import (
+    JSON,
+    Forbidden,
+    Handler,
+    Keys,
+    MethodNotAllowed,
+    NotFound,
+    Request,
+    Response,
+    TooBusy,
+    TooManyWrongKeys,
+    Unauthorized,
+    locked,
+)
 from duetime.doors.operation import Operation, Parameter, routes
 from duetime.doors.overview import Overview
 from duetime.errors import (
@@ -98,6 +111,8 @@ _ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
     (_NoSuchNamespace, 404, "NAMESPACE_NOT_FOUND"),
     (SecretNotFound, 404, "SECRET_NOT_FOUND"),
     (Unauthorized, 401, "UNAUTHORIZED"),
+    (Forbidden, 403, "FORBIDDEN"),
+    (TooManyWrongKeys, 429, "TOO_MANY_WRONG_KEYS"),
     (NotFound, 404, "NOT_FOUND"),
     (MethodNotAllowed, 405, "METHOD_NOT_ALLOWED"),
     (StoreError, 503, "UNAVAILABLE"),
@@ -132,7 +147,7 @@ class DurableDoor:
         def at(method: str, path: str, handler: Handler, summary: str, **more: Any) -> Operation:
             name = handler.__name__
             return Operation(
-                method=method, path=BASE + path, name=name, summary=summary, handler=self._with_key(handler), **more
+                method=method, path=BASE + path, name=name, summary=summary, handler=locked(self._keys, handler), **more
             )
 
         timer = {200: schema.Timer}
@@ -209,6 +224,8 @@ class DurableDoor:
         headers = [JSON]
         if isinstance(error, MethodNotAllowed):
             headers.append((b"allow", ", ".join(error.allowed).encode()))
+        elif isinstance(error, TooManyWrongKeys):
+            headers.append((b"retry-after", b"%d" % error.wait_seconds))
         elif status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         elif status == 503:
@@ -228,13 +245,6 @@ class DurableDoor:
 
     def _now(self) -> str:
         return format_time(self._service.clock.now())
-
-    def _with_key(self, handler: Handler) -> Handler:
-        async def checked(request: Request) -> Response:
-            self._keys.check(request)
-            return await handler(request)
-
-        return checked
 
     async def _read(self, request: Request, kind: type[T]) -> T:
         return _decode(await request.body(self._request_bytes_max), kind)
@@ -333,7 +343,8 @@ class DurableDoor:
         definition = definition_of(changes, timer.definition)
         if timer.status is Status.PENDING:
             self._check_ahead(changes, execute_at)
-            await self._service.check_target(definition.target)
+            if definition.target != timer.definition.target:
+                await self._service.check_target(definition.target)
         changed = await self._service.update(
             *key,
             execute_at=execute_at,

@@ -34,6 +34,8 @@ def guards(policy: str) -> tuple[Header, ...]:
 
 GUARDS = guards("default-src 'none'; frame-ancestors 'none'")
 """On everything that is not a page: nothing in it is to be run or shown by others."""
+DATA_GUARDS = (*GUARDS, (b"cache-control", b"no-store"))
+"""On everything that is not a file: no cache keeps it, of a browser or of a proxy."""
 
 
 class NotFound(DuetimeError):
@@ -52,6 +54,18 @@ class Unauthorized(DuetimeError):
         super().__init__(message)
 
 
+class Forbidden(DuetimeError):
+    """The request must not come from where it comes from."""
+
+
+class TooManyWrongKeys(DuetimeError):
+    def __init__(self, wait_seconds: int) -> None:
+        super().__init__(
+            f"too many wrong API keys came from this address: wait {wait_seconds} s; the right key works at once"
+        )
+        self.wait_seconds = wait_seconds
+
+
 class TooBusy(DuetimeError):
     """As many are served at a time as can be."""
 
@@ -63,6 +77,7 @@ class _Gone(Exception):
 class Connection(Protocol):
     """What a request tells the connection that it came on."""
 
+    address: str
     signed_in: bool
 
     def sign_in(self) -> None:
@@ -155,6 +170,11 @@ class Request:
             self._connection.more(self)
             await self._waiting
 
+    @property
+    def address(self) -> str:
+        """Where it comes from, or the last proxy on its way."""
+        return "" if self._connection is None else self._connection.address
+
     def sign_in(self) -> None:
         """This request carries a valid key or session."""
         connection = self._connection
@@ -212,7 +232,7 @@ class Response:
         status: int,
         body: bytes = b"",
         headers: Sequence[Header] = (JSON,),
-        guards: Sequence[Header] = GUARDS,
+        guards: Sequence[Header] = DATA_GUARDS,
     ) -> None:
         self.status = status
         self.body = body
@@ -243,47 +263,94 @@ class Door(Protocol):
         """The answer for an error that a handler raised, in the door's shape."""
 
 
+class Guard(Protocol):
+    """Judges every request before a handler sees it."""
+
+    def check(self, request: Request) -> None:
+        """Raise for a request that is refused."""
+
+
 class Sessions(Protocol):
     """Tells the cookie of somebody who has signed in from any other."""
 
-    def holds(self, request: Request) -> bool: ...
+    async def holds(self, request: Request) -> bool: ...
+
+
+class WrongKeys(Protocol):
+    """Counts wrong keys."""
+
+    def note(self, address: str) -> int:
+        """An address sent a wrong key: for how many seconds it must send no other; 0 if it may."""
 
 
 class Keys:
     """Tells a caller with the API key, or signed in with it, from one without."""
 
-    def __init__(self, api_key: str | None, sessions: Sessions | None = None) -> None:
+    def __init__(
+        self, api_key: str | None, sessions: Sessions | None = None, wrong_keys: WrongKeys | None = None
+    ) -> None:
         self._key = None if api_key is None else api_key.encode()
         self._sessions = sessions
+        self._wrong_keys = wrong_keys
 
     @property
     def needed(self) -> bool:
         return self._key is not None
 
-    def fits(self, given: bytes) -> bool:
-        return self._key is not None and hmac.compare_digest(given, self._key)
+    async def check(self, request: Request) -> None:
+        given = _given(request)
+        if given is None and self._sessions is not None and await self._sessions.holds(request):
+            request.sign_in()
+        else:
+            self.check_key(given or b"", request)
 
-    def check(self, request: Request) -> None:
-        if self._key is None:
+    def check_key(self, given: bytes, request: Request, message: str = "unauthorized") -> None:
+        """Sign the request in if this is the key. The right one is never made to wait for the wrong ones."""
+        if self._is_right(given):
+            request.sign_in()
             return
-        given = request.header(b"x-api-key")
-        if given is None:
-            authorization = request.header(b"authorization")
-            if authorization is None and self._sessions is not None and self._sessions.holds(request):
-                request.sign_in()
-                return
-            scheme, _, token = (authorization or b"").partition(b" ")
-            given = token.strip() if scheme.lower() == b"bearer" else b""
-        if not self.fits(given):
-            raise Unauthorized
-        request.sign_in()
+        if given and self._wrong_keys is not None and (wait_seconds := self._wrong_keys.note(request.address)):
+            raise TooManyWrongKeys(wait_seconds)
+        raise Unauthorized(message)
+
+    def has_key(self, request: Request) -> bool:
+        """Whether the request carries the key, or needs none."""
+        return self._is_right(_given(request))
+
+    def _is_right(self, given: bytes | None) -> bool:
+        return self._key is None or (given is not None and hmac.compare_digest(given, self._key))
+
+
+def locked(keys: Keys, handler: Handler) -> Handler:
+    """The handler, for callers with the key or a session."""
+
+    async def checked(request: Request) -> Response:
+        if keys.has_key(request):  # Nearly all have it: for them there is no coroutine but the handler's.
+            request.sign_in()
+        else:
+            await keys.check(request)
+        return await handler(request)
+
+    return checked
+
+
+def _given(request: Request) -> bytes | None:
+    """The key that the request carries, right or wrong; None without a header for one."""
+    given = request.header(b"x-api-key")
+    if given is None and (authorization := request.header(b"authorization")) is not None:
+        scheme, _, token = authorization.partition(b" ")
+        given = token.strip() if scheme.lower() == b"bearer" else b""
+    return given
 
 
 class Application:
     """All doors together: finds the door and the handler of a request."""
 
-    def __init__(self, doors: Sequence[Door], *, fallback: Door, under: Mapping[str, Door]) -> None:
+    def __init__(
+        self, doors: Sequence[Door], *, fallback: Door, under: Mapping[str, Door], guard: Guard | None = None
+    ) -> None:
         """``fallback`` answers for paths that nobody has, except those below a prefix in ``under``."""
+        self._guard = guard
         self._fixed: dict[str, tuple[Door, dict[str, Handler]]] = {}
         self._shaped: list[tuple[list[str], Door, dict[str, Handler]]] = []
         self._fallback = fallback
@@ -302,6 +369,8 @@ class Application:
                 door = other
         try:
             door, methods = self._find(request)
+            if self._guard is not None:
+                self._guard.check(request)
             # A HEAD is a GET whose body the server leaves out.
             handler = methods.get("GET" if request.method == "HEAD" else request.method)
             if handler is None:
@@ -322,9 +391,10 @@ class Application:
 
     def _find(self, request: Request) -> tuple[Door, dict[str, Handler]]:
         fixed = self._fixed.get(request.path)
-        if fixed is not None:
+        raw_path = request.raw_path
+        if fixed is not None and (b"%" not in raw_path or b"%2f" not in raw_path.lower()):  # no escaped slash
             return fixed
-        segments = request.raw_path.decode("ascii", "replace").split("/")
+        segments = raw_path.decode("ascii", "replace").split("/")
         for shape, door, methods in self._shaped:
             if len(shape) == len(segments) and all(
                 s in ("{}", given) for s, given in zip(shape, segments, strict=True)

@@ -17,7 +17,7 @@ from duetime.doors.operation import Operation, Parameter
 
 Json = dict[str, Any]
 
-ALWAYS = (401, 500, 503)
+ALWAYS = (401, 403, 429, 500, 503)
 """The errors that any operation can answer with."""
 
 _REF = "#/components/schemas/{name}"
@@ -57,6 +57,11 @@ _REFUSALS: dict[int, tuple[str, str]] = {
         "namespace that was never made.",
     ),
     401: ("Unauthorized", "The key is missing or wrong: UNAUTHORIZED."),
+    403: (
+        "Forbidden",
+        "A service without keys (DUETIME_AUTH=none) was asked by a page of another site, or under a host name that is "
+        "not its own: FORBIDDEN.",
+    ),
     404: (
         "NotFound",
         "What the path or the body names is not there: TIMER_NOT_FOUND, NAMESPACE_NOT_FOUND, SECRET_NOT_FOUND, or "
@@ -68,6 +73,10 @@ _REFUSALS: dict[int, tuple[str, str]] = {
         "finished and can't be replayed), or TIMER_NOT_PENDING (it is executing or finished).",
     ),
     413: ("TooLarge", "The body is over the limit: PAYLOAD_TOO_LARGE."),
+    429: (
+        "TooManyWrongKeys",
+        "Many wrong keys came from this address: TOO_MANY_WRONG_KEYS. The right one works at once.",
+    ),
     500: ("InternalError", "A fault of the service: INTERNAL_ERROR. Its log has the details."),
     503: (
         "Unavailable",
@@ -76,7 +85,10 @@ _REFUSALS: dict[int, tuple[str, str]] = {
 }
 _REFUSAL_HEADERS: dict[int, Json] = {
     401: {"WWW-Authenticate": {"description": "which scheme to use", "schema": {"type": "string"}}},
-    503: {"Retry-After": {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 0}}},
+    **{
+        status: {"Retry-After": {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 0}}}
+        for status in (429, 503)
+    },
 }
 
 

@@ -73,7 +73,7 @@ class OperationsDoor:
         return Response(503, _encode({"status": "not ready", "reason": problem, "overdue": overdue}))
 
     async def metrics(self, request: Request) -> Response:
-        self._metrics_keys.check(request)
+        await self._metrics_keys.check(request)
         workers = None if self._siblings is None else await self._siblings.pages()
         page = self._telemetry.page(await self._service.tally(), workers)
         return Response(200, page, ((b"content-type", CONTENT_TYPE.encode()),))
@@ -82,7 +82,7 @@ class OperationsDoor:
         return Response(200, b'{"now":"%s"}' % format_time(self._service.clock.now()).encode())
 
     async def advance(self, request: Request) -> Response:
-        self._keys.check(request)
+        await self._keys.check(request)
         assert self._virtual_clock is not None
         asked = wire.decode(await request.body(1024), Advance, _advance_decoder)
         ms = parse_duration(asked.advance, "advance")

@@ -11,7 +11,19 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from duetime.doors import wire
-from duetime.doors.http import JSON, Handler, Keys, MethodNotAllowed, NotFound, Request, Response, Unauthorized
+from duetime.doors.http import (
+    JSON,
+    Forbidden,
+    Handler,
+    Keys,
+    MethodNotAllowed,
+    NotFound,
+    Request,
+    Response,
+    TooManyWrongKeys,
+    Unauthorized,
+    locked,
+)
 from duetime.doors.retry_policy import SnakeRetryPolicy, checked_policy
 from duetime.errors import (
     InvalidInput,
@@ -121,11 +133,11 @@ class PlatformDoor:
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         return {
-            "/timers": {"POST": self._with_key(self.create), "GET": self._with_key(self.list)},
+            "/timers": {"POST": locked(self._keys, self.create), "GET": locked(self._keys, self.list)},
             "/timers/{}": {
-                "GET": self._with_key(self.get),
-                "PUT": self._with_key(self.update),
-                "DELETE": self._with_key(self.cancel),
+                "GET": locked(self._keys, self.get),
+                "PUT": locked(self._keys, self.update),
+                "DELETE": locked(self._keys, self.cancel),
             },
             "/health": {"GET": self.health},
         }
@@ -148,18 +160,17 @@ class PlatformDoor:
                 return response
             case Unauthorized():
                 return _reply(401, UNAUTHORIZED, str(error))
+            case Forbidden():
+                return _reply(403, UNAUTHORIZED, str(error))
+            case TooManyWrongKeys():
+                response = _reply(429, UNAUTHORIZED, str(error))
+                response.headers = (JSON, (b"retry-after", b"%d" % error.wait_seconds))
+                return response
             case StoreError():
                 response = _reply(503, INTERNAL, f"database error: {error.public}")
                 response.headers = (JSON, (b"retry-after", b"1"))
                 return response
         return _reply(500, INTERNAL, "internal error: the log of the service has the details")
-
-    def _with_key(self, handler: Handler) -> Handler:
-        async def checked(request: Request) -> Response:
-            self._keys.check(request)
-            return await handler(request)
-
-        return checked
 
     async def create(self, request: Request) -> Response:
         body = await request.body(self._request_bytes_max)
@@ -234,7 +245,9 @@ class PlatformDoor:
         if execute_at is not None:
             self._check_ahead(execute_at)
         change: Callable[[Definition], Definition] = partial(_changed, fields)
-        await self._service.check_target(change(timer.definition).target)
+        target = change(timer.definition).target
+        if target != timer.definition.target:
+            await self._service.check_target(target)
         timer = await self._service.update(DEFAULT_NAMESPACE, id, execute_at=execute_at, change=change)
         return _reply(200, SUCCESS, "timer updated successfully", _updated(timer))
 

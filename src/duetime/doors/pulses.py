@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 import msgspec
 from msgspec import Struct
@@ -16,7 +17,7 @@ from msgspec import Struct
 from duetime.activity import Activity
 from duetime.doors import durable_schema as schema
 from duetime.doors.durable_values import shown_point
-from duetime.doors.http import Handler, Keys, Request, Response, Stream, TooBusy
+from duetime.doors.http import Handler, Keys, Request, Response, Stream, TooBusy, Unauthorized
 from duetime.errors import StoreError
 from duetime.model import Status
 from duetime.service import Service
@@ -26,11 +27,11 @@ log = logging.getLogger(__name__)
 
 PATH = "/api/v1/events"
 PULSE_SECONDS = 1.0
-SILENCE_SECONDS = 15.0
-"""How long a stream is silent at most: whoever passes it on would take it for dead."""
+SILENCE_SECONDS = 5.0
+"""How long a stream is silent at most: a proxy would take it for dead. A session that ended is noticed by then."""
 LISTENERS_MAX = 200
 ALIVE = b": alive\n\n"
-HEADERS = (b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")
+HEADERS = (b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -132,5 +133,17 @@ class PulsesDoor:
         return {PATH: {"GET": self.events}}
 
     async def events(self, request: Request) -> Response:
-        self._keys.check(request)
-        return Stream(self._pulses.listen(), HEADERS)
+        await self._keys.check(request)
+        return Stream(self._while_signed_in(request, self._pulses.listen()), HEADERS)
+
+    async def _while_signed_in(
+        self, request: Request, pulses: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """What the pulses are, until the session of the request ends."""
+        async with aclosing(pulses):
+            async for pulse in pulses:
+                try:
+                    await self._keys.check(request)
+                except (Unauthorized, StoreError):
+                    return
+                yield pulse

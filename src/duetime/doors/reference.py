@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from duetime.doors.http import JSON, Handler, Request, Response, guards
+from duetime.doors.http import GUARDS, JSON, Handler, Request, Response, guards
 from duetime.doors.openapi import document
 from duetime.doors.operation import Operation
 
@@ -35,7 +35,7 @@ class ReferenceDoor:
         self, operations: Sequence[Operation], *, version: str, refusal: Callable[[Exception], Response]
     ) -> None:
         described = document(operations, version=version)
-        self._document = Response(200, msgspec.json.encode(described), (JSON, _UNKEPT))
+        self._document = Response(200, msgspec.json.encode(described), (JSON, _UNKEPT), GUARDS)
         self._page = Response(200, page(described).encode(), (_HTML, _UNKEPT), guards(CSP))
         self.refusal = refusal
 

@@ -16,6 +16,7 @@ from typing import Any, Never, TypeVar
 
 import msgspec
 
+from duetime.deliverers.broker import is_brokers_own
 from duetime.deliverers.http import is_reserved
 from duetime.errors import InvalidInput
 from duetime.urls import parse_url
@@ -293,10 +294,10 @@ def _header_name(name: str, field: str) -> str:
 
 
 def check_subject(text: str, field: str) -> str:
-    """A subject that one message can be published to, and that is nobody's own: ``$JS.API`` moves the broker itself."""
+    """A subject that one message can be published to. Which ones are Duetime's own, the deliverer knows."""
     if not _SUBJECT(text):
         raise InvalidInput(field, f"must be 1 to {ID_CHARS_MAX} characters, in tokens parted by dots, without * or >")
-    if text.startswith(("$", "_INBOX.")):
+    if is_brokers_own(text):
         raise InvalidInput(field, "must not be one of the broker's own subjects")
     return text
 

@@ -53,6 +53,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     workers: int = 1
     allow_private_targets: bool | tuple[str, ...] | None = None  # a tuple of CIDRs; None: nobody said
     auth: str = "key"  # or "none"
+    allowed_hosts: tuple[str, ...] = ()
+    cookie_secure: bool | None = None  # None: as the request says
     metrics_auth: str = "key"  # or "none"
     max_in_flight: int = 4096
     max_per_destination: int = 256
@@ -272,6 +274,22 @@ SETTINGS: tuple[Setting, ...] = (
         default="key",
         meaning="Whether clients need the key; none needs a loopback HOST, and none-forced is none on any HOST.",
         parse=value.auth,
+    ),
+    Setting(
+        name="DUETIME_ALLOWED_HOSTS",
+        field="allowed_hosts",
+        default="",
+        meaning="With DUETIME_AUTH=none: the host names of this service besides localhost and HOST, with commas, like "
+        "timers.example; * accepts any.",
+        parse=value.hosts,
+    ),
+    Setting(
+        name="DUETIME_COOKIE_SECURE",
+        field="cookie_secure",
+        default="auto",
+        meaning="Whether browsers send the session cookie over HTTPS alone: on, off, or auto, which is on when the "
+        "browser or a proxy says that it uses HTTPS.",
+        parse=value.auto_switch,
     ),
     Setting(
         name="DUETIME_METRICS_AUTH",

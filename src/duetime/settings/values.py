@@ -40,6 +40,7 @@ _SIZE = re.compile(r"([0-9]{1,12}) ?(KiB|MiB)?").fullmatch
 _SUBJECT = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,15}").fullmatch
 _STREAM = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?").fullmatch
+_HEADER_HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?").fullmatch
 is_key = re.compile(rf"[!-~]{{{API_KEY_CHARS_MIN},{API_KEY_CHARS_MAX}}}").fullmatch
 
 
@@ -105,6 +106,20 @@ def host(text: str) -> str:
         if not _HOST_NAME(text) or text.rpartition(".")[2].isdigit():
             raise Refusal("must be an IP address or a host name to listen on") from None
         return text.lower()
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """Names as a Host header has them, without a port."""
+    found = []
+    for part in re.split(r"[,\s]+", text.strip(", ").lower()):
+        bare = part[1:-1] if part.startswith("[") and part.endswith("]") else part
+        try:
+            found.append(str(ipaddress.ip_address(bare)))
+        except ValueError:
+            if part != "*" and not _HEADER_HOST(part):
+                raise Refusal("must be host names without ports, with commas between them, or *") from None
+            found.append(part.removesuffix("."))
+    return tuple(found)
 
 
 def log_level(text: str) -> str:
@@ -192,6 +207,15 @@ def switch(text: str) -> bool:
     if text.lower() not in _SWITCH:
         raise Refusal("must be on or off")
     return _SWITCH[text.lower()]
+
+
+def auto_switch(text: str) -> bool | None:
+    if text.lower() == "auto":
+        return None
+    try:
+        return switch(text)
+    except Refusal:
+        raise Refusal("must be on, off or auto") from None
 
 
 def private_targets(text: str) -> bool | tuple[str, ...]:

@@ -20,6 +20,7 @@ from duetime.errors import StoreError, TooManyNamespaces
 from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer, destination_of
 from duetime.store import (
     BEGIN_BYTES_MAX,
+    ENDED_SESSIONS_MAX,
     EVERYWHERE,
     LANES_PAGE,
     UNNAMED,
@@ -61,6 +62,8 @@ class MemoryStore:
         self._instances: dict[bytes, tuple[int, About]] = {}
         default = Namespace(name=DEFAULT_NAMESPACE, shards=shards, created_at=clock.now())
         self._namespaces = {default.name: default}
+        # When each would have ended by itself; without an id: all that would have ended by then are over.
+        self._ended_sessions: dict[bytes, int] = {}
 
     async def open(self) -> None:
         pass
@@ -359,6 +362,15 @@ class MemoryStore:
             return False
         self._namespaces[before.name] = after
         return True
+
+    async def end_session(self, id: bytes, ends_at: int, *, forget_before: int) -> None:
+        kept = {other: at for other, at in self._ended_sessions.items() if at >= forget_before}
+        if len(kept) >= ENDED_SESSIONS_MAX:
+            kept = {b"": max(kept.values())}
+        self._ended_sessions = {**kept, id: ends_at}
+
+    async def session_ended(self, id: bytes, ends_at: int) -> bool:
+        return id in self._ended_sessions or ends_at <= self._ended_sessions.get(b"", -1)
 
 
 def _afford(counts: Sequence[int], in_lanes: Sequence[Sequence[Timer]], shares: Sequence[float]) -> list[int]:

@@ -35,6 +35,7 @@ from duetime.store import (
     Standing,
     Taken,
 )
+from duetime.stores import postgres_sessions as sessions
 from duetime.stores import postgres_statements as sql
 from duetime.stores.budget import brief, in_parts
 from duetime.stores.gathering import Gathering
@@ -371,6 +372,12 @@ class PostgresStore:
         )
         values = after.paused, encode(after), after.revision
         return bool(await self._pool.write(statement, before.name, before.revision, *values))
+
+    async def end_session(self, id: bytes, ends_at: int, *, forget_before: int) -> None:
+        await self._pool.work(lambda connection: sessions.end(connection, id, ends_at, forget_before))
+
+    async def session_ended(self, id: bytes, ends_at: int) -> bool:
+        return bool(await self._pool.read(sessions.ENDED, id, ends_at))
 
     # The schema, and the slices of history.
 

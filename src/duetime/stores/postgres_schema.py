@@ -196,6 +196,11 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX IF NOT EXISTS timers_shard ON timers (shard, (fire_at - 0), (lane + 0));
     CREATE INDEX IF NOT EXISTS namespaces_paused ON namespaces (name) WHERE paused;
     """,
+    # Sessions that were signed out before their end (docs/decisions/0028). The row without an id is for all that would
+    # have ended by its time.
+    """
+    CREATE TABLE IF NOT EXISTS ended_sessions (id bytea PRIMARY KEY, ends_at bigint NOT NULL);
+    """,
 )
 
 SLICES_PER_RETENTION_MIN = 4

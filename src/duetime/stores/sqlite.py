@@ -48,6 +48,7 @@ from duetime.store import (
 )
 from duetime.stores import sqlite_due as due
 from duetime.stores import sqlite_lists as lists
+from duetime.stores import sqlite_sessions as sessions
 from duetime.stores.budget import fitting
 from duetime.stores.sqlite_due import Found, Look
 from duetime.stores.sqlite_file import SqliteFile
@@ -216,6 +217,12 @@ class SqliteStore:
 
     async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
         return await self._file.write(swap_namespaces, (before, after))
+
+    async def end_session(self, id: bytes, ends_at: int, *, forget_before: int) -> None:
+        await self._file.write(sessions.end, (id, ends_at, forget_before))
+
+    async def session_ended(self, id: bytes, ends_at: int) -> bool:
+        return await self._file.read(lambda c: sessions.ended(c, id, ends_at))
 
     # The jobs, run by the writer: each does its verb for everyone who asked for it since the last commit.
 

@@ -118,4 +118,9 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX IF NOT EXISTS timers_canceled ON timers (updated_at) WHERE status = 'canceled';
     CREATE INDEX IF NOT EXISTS namespaces_paused ON namespaces (name) WHERE paused;
     """,
+    # Sessions that were signed out before their end (docs/decisions/0028). The row without an id is for all that would
+    # have ended by its time.
+    """
+    CREATE TABLE IF NOT EXISTS ended_sessions (id BLOB PRIMARY KEY, ends_at INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    """,
 )

@@ -91,7 +91,12 @@ document.addEventListener("signedout", () => {
   show();
 });
 signout.addEventListener("click", async () => {
-  await api.session.end().catch(() => {});
+  try {
+    await api.session.end();
+  } catch (error) {
+    main.replaceChildren(problem(error, look)); // Still signed in: the cookie is good until the service says otherwise.
+    return;
+  }
   await look();
 });
 addEventListener("keydown", (event) => {
