@@ -181,6 +181,7 @@ class Node:
             request_bytes_max=settings.max_request_bytes,
             batch_bytes_max=settings.max_batch_bytes,
             shards=settings.shards,
+            timeout_ms_max=settings.max_callback_timeout_ms,
         )
         operations = OperationsDoor(
             self.service,
@@ -214,6 +215,7 @@ class Node:
                 guard=None if keys.needed else OriginGuard(settings.host, settings.allowed_hosts),
             ),
             Admission(self.descriptors.inbound_max, self.telemetry, key_needed=keys.needed),
+            bodies_bytes_max=settings.bodies_bytes_max,
         )
         self._ready = False
         self._stop = asyncio.Event()

@@ -1,10 +1,15 @@
-"""When a failed attempt is tried again: exponential backoff, capped, jittered, within a count and a window."""
+"""When a failed attempt is tried again: exponential backoff, capped, jittered, within a count and a window, and never a
+hot loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from duetime.model import RetryPolicy
+from duetime.model import SECOND_MS, RetryPolicy
+
+QUICK_RETRIES_MAX = 4
+LATER_MS_MIN = SECOND_MS
+"""How long every retry after the quick ones waits at least, whatever the policy says and chance draws."""
 
 Uniform = Callable[[float, float], float]
 """Draws a number between two bounds; injected, so that a test knows what comes."""
@@ -30,5 +35,7 @@ def retry_at(
         delay_ms = uniform(0, delay_ms)
     if retry_after_ms is not None:
         delay_ms = max(delay_ms, min(retry_after_ms, policy.max_interval_ms))
+    if failures > QUICK_RETRIES_MAX:
+        delay_ms = max(delay_ms, LATER_MS_MIN)
     at = now + round(delay_ms)
     return at if at <= started_at + policy.max_duration_ms else None

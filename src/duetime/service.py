@@ -46,7 +46,8 @@ CHANGE_TRIES_MAX = 10
 REVISION_BITS = 48
 IDS_AT_ONCE = 256
 CHANGES_AT_ONCE = 32
-"""How many of a filter's timers are being changed at a time: enough to share commits, few enough to let others in."""
+"""How many of a filter's timers are changed, or of a batch's destinations begin to be checked, at a time: enough to
+share commits, few enough to let others in."""
 COUNT_MAX = 10_000
 """Beyond how many timers nobody counts one by one."""
 ROTATION_MS = DAY_MS
@@ -170,9 +171,22 @@ class Service:
         return _repeat(there, new.fingerprint)
 
     async def _refused_targets(self, places: Mapping[str, Target]) -> dict[str, DuetimeError]:
-        """Which places are closed; each is asked about once, all at the same time."""
-        checks = await asyncio.gather(*map(self.check_target, places.values()), return_exceptions=True)
-        return {place: check for place, check in zip(places, checks, strict=True) if isinstance(check, DuetimeError)}
+        """Which places are closed; each is asked about once, all at the same time. The checks begin a few at a
+        time: a thousand of them at once would hold up the event loop."""
+        refused: dict[str, DuetimeError] = {}
+
+        async def check(place: str, target: Target) -> None:
+            try:
+                await self.check_target(target)
+            except DuetimeError as error:
+                refused[place] = error
+
+        async with asyncio.TaskGroup() as checks:
+            for begun, (place, target) in enumerate(places.items(), 1):
+                checks.create_task(check(place, target))
+                if begun % CHANGES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        return refused
 
     async def schedule_many(self, news: Sequence[NewTimer]) -> list[DuetimeError | None]:
         """Make the timers of these commands in one durable write. One that is pending already is moved to the new time,

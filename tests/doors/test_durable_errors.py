@@ -93,7 +93,7 @@ WRONG: dict[str, list[Any]] = {
     "retryPolicy": [5, "none", True, []],
     "retryPolicy.maxRetries": [-1, 1001, 1.5, "3", True, [], 10**30],
     "retryPolicy.backoffMultiplier": [0, 0.5, -1, 1001, "2", True, [], 1e300],
-    "retryPolicy.initialInterval": [5, "", "x", "-1s", [], "1e3s", "100000000d"],
+    "retryPolicy.initialInterval": [5, "", "0s", "1ms", "99ms", "x", "-1s", [], "1e3s", "100000000d"],
     "retryPolicy.maxInterval": [5, "", "x", {}],
     "retryPolicy.maxRetryAttemptsDuration": [5, "", "x", "24", True],
     "retryPolicy.jitter": [1, "false", [], 0],
@@ -139,6 +139,20 @@ class TestFields:
     def test_a_subject_without_a_broker(self, door: Durable) -> None:
         body = {"delay": "1h", "callbackSubject": "orders.due"}
         failure(door.api("POST", "/timers", body), 400, "INVALID_INPUT", "callbackSubject")
+
+
+def test_the_longest_timeout_is_a_setting(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("timeouts")
+    with Durable(directory) as door:
+        door.make(id="slow", delay="1h", callbackTimeout="1h")
+    with Durable(directory, DUETIME_MAX_CALLBACK_TIMEOUT="1m") as door:
+        fields = {"callbackUrl": URL, "delay": "1h"}
+        failed = failure(door.api("POST", "/timers", {**fields, "callbackTimeout": "61s"}), 400, "INVALID_INPUT")
+        assert failed["message"] == "callbackTimeout must be from 1ms to 1m"
+        assert door.make(delay="1h", callbackTimeout="1m")["callbackTimeout"] == "1m"
+        # What was accepted before stays as it is until a request changes it.
+        assert success(door.api("PUT", "/timers/default/slow", {"payload": 1}))["callbackTimeout"] == "1h"
+        failure(door.api("PUT", "/timers/default/slow", {"callbackTimeout": "1h"}), 400, "INVALID_INPUT")
 
 
 class TestPaths:

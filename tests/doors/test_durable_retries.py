@@ -109,7 +109,7 @@ class TestSpacing:
     ) -> None:
         """Overdue is not late: a timer that waited for the service has its whole window."""
         with Durable(tmp_path_factory.mktemp("overdue")) as door:
-            given = {"initialInterval": "1ms", "maxRetryAttemptsDuration": "1h"}
+            given = {"initialInterval": "100ms", "maxRetryAttemptsDuration": "1h"}
             made = door.make(receiver.reply("/overdue", Reply(500), Reply(200)), retryPolicy=given)
             success(door.api("PATCH", "/namespaces/default", {"paused": True}))
             door.advance("3d")

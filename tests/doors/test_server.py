@@ -376,7 +376,9 @@ def test_who_pipelines_without_end_waits(play: Play) -> None:
 
 
 @pytest.mark.parametrize(
-    "request_", [GET.replace(b"Host: a", b"Connection: close"), b"GET /echo HTTP/1.0\r\n\r\n"], ids=["close", "1.0"]
+    "request_",
+    [GET.replace(b"Host: a", b"Host: a\r\nConnection: close"), b"GET /echo HTTP/1.0\r\n\r\n"],
+    ids=["close", "1.0"],
 )
 @pytest.mark.parametrize("behind", [b"", GET, b"\x00garbage\r\n\r\n"], ids=["alone", "request", "garbage"])
 def test_what_follows_the_last_request_is_not_looked_at(play: Play, request_: bytes, behind: bytes) -> None:
@@ -405,7 +407,7 @@ def test_an_empty_piece_does_not_end_a_stream(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         stage.door.go.set()
         client = await stage.connect()
-        client.send(GET.replace(b"/echo", b"/stream") + GET.replace(b"Host: a", b"Connection: close"))
+        client.send(GET.replace(b"/echo", b"/stream") + GET.replace(b"Host: a", b"Host: a\r\nConnection: close"))
         await client.head()
         assert (await client.rest()).startswith(b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n")
 
@@ -786,6 +788,15 @@ GARBAGE = {
     "negative length": b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\nhello",
     "signed length": b"POST / HTTP/1.1\r\nContent-Length: +5\r\n\r\nhello",
     "endless length": b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\nhello",
+    "length of many digits": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %b5\r\n\r\nhello" % (b"0" * 4_300),
+    "no host": b"GET /echo HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /echo HTTP/1.1\r\nHost: a\r\nhost: a\r\n\r\n",
+    "empty host": b"GET /echo HTTP/1.1\r\nHost: \r\n\r\n",
+    "two names in one host": b"GET /echo HTTP/1.1\r\nHost: a, b\r\n\r\n",
+    "host with a user": b"GET /echo HTTP/1.1\r\nHost: u@a\r\n\r\n",
+    "host with a path": b"GET /echo HTTP/1.1\r\nHost: a/b\r\n\r\n",
+    "host with a word for a port": b"GET /echo HTTP/1.1\r\nHost: a:http\r\n\r\n",
+    "two hosts of an older client": b"GET /echo HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n",
     "space before a colon": b"POST / HTTP/1.1\r\nContent-Length : 5\r\n\r\nhello",
     "chunk without an end": chunked(b"hello").replace(b"hello\r\n", b"helloXX"),
     "negative chunk": chunked(b"hello").replace(b"5;", b"-5;"),
@@ -859,12 +870,24 @@ def test_a_head_has_its_limit(play: Play, head: bytes, piece: int) -> None:
     play(scene)
 
 
+HOSTS = (b"a", b"A.b-c_d", b"127.0.0.1", b"a:3000", b"a:", b"[::1]", b"[::1]:3000", b"xn--bcher-kva.example.")
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_host_may_be_a_name_or_an_address(play: Play, host: bytes) -> None:
+    async def scene(stage: Stage) -> None:
+        assert (await stage.ask(GET.replace(b"Host: a", b"Host: " + host))).status == 200
+        assert (await stage.ask(b"GET /echo HTTP/1.0\r\n\r\n")).status == 200
+
+    play(scene)
+
+
 @pytest.mark.parametrize("header", [b"X-A: " + b"a" * 60_000, b"\r\n".join([b"X-A: a"] * 7_000)], ids=["one", "many"])
 def test_a_head_below_its_limit_is_read(play: Play, header: bytes) -> None:
     async def scene(stage: Stage) -> None:
         client = await stage.connect()
         for _ in range(2):
-            assert (await client.ask(GET.replace(b"Host: a", header))).status == 200
+            assert (await client.ask(GET.replace(b"Host: a", b"Host: a\r\n" + header))).status == 200
 
     play(scene)
 
@@ -891,7 +914,7 @@ def test_who_wants_another_protocol_gets_an_answer_in_this_one(
     async def scene(stage: Stage) -> None:
         client = await stage.connect()
         if body is None:
-            answer = await client.ask(b"GET /echo HTTP/1.1\r\n%b\r\n\x81\x00" % headers)
+            answer = await client.ask(b"GET /echo HTTP/1.1\r\nHost: a\r\n%b\r\n\x81\x00" % headers)
         else:
             send = post(body, headers=headers) if framing == "announced" else chunked(body, headers=headers)
             client.send(send[:-3])
@@ -1030,7 +1053,9 @@ def test_a_body_that_nobody_asked_for_yet_stands_not_still(play: Play, path: byt
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    "request_", [LARGE, LARGE.replace(b"Host: a", b"Connection: close"), LARGE * 9], ids=["one", "last", "many"]
+    "request_",
+    [LARGE, LARGE.replace(b"Host: a", b"Host: a\r\nConnection: close"), LARGE * 9],
+    ids=["one", "last", "many"],
 )
 def test_who_never_reads_is_let_go(play: Play, request_: bytes) -> None:
     async def scene(stage: Stage) -> None:
@@ -1154,7 +1179,7 @@ def _request(rng: random.Random) -> bytes:
         size = rng.choice([70_000, 150_000, LIMIT + 1])
     body = rng.randbytes(size)
     headers = b"".join(b"X-%d: %b\r\n" % (n, b"v" * rng.randrange(30)) for n in range(rng.randrange(4)))
-    start = b"%b %b HTTP/1.1\r\n%b" % (method, target, headers)
+    start = b"%b %b HTTP/1.1\r\nHost: a\r\n%b" % (method, target, headers)
     framing = rng.choice(["none", "length", "chunked"])
     if framing == "none":
         return start + b"\r\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from duetime.model import HOUR_MS, RetryPolicy
@@ -90,3 +92,27 @@ def test_retry_after_only_puts_off_and_never_beyond_the_cap() -> None:
 def test_an_absurd_policy_does_not_overflow() -> None:
     policy = RetryPolicy(max_retries=100_000, backoff_multiplier=1_000.0, jitter=False)
     assert after(policy, 100_000) == policy.max_interval_ms
+
+
+@pytest.mark.parametrize("draw", [low, high])
+@pytest.mark.parametrize(
+    ("initial_ms", "multiplier", "cap_ms"),
+    [(1, 1.0, 1), (0, 1.0, 0), (1, 1.0, 10_000), (100, 1.0, 100), (1, 0.5, 10_000), (5_000, 2.0, 1)],
+)
+@pytest.mark.parametrize("jitter", [True, False])
+def test_no_policy_makes_a_hot_loop(
+    initial_ms: int, multiplier: float, cap_ms: int, jitter: bool, draw: Callable[[float, float], float]
+) -> None:
+    policy = RetryPolicy(
+        max_retries=1_000,
+        initial_interval_ms=initial_ms,
+        backoff_multiplier=multiplier,
+        max_interval_ms=cap_ms,
+        jitter=jitter,
+    )
+    now, attempts = NOW, 1
+    while now < NOW + 30_000:
+        at = retry_at(policy, failures=attempts, started_at=NOW, now=now, retry_after_ms=None, uniform=draw)
+        assert at is not None
+        now, attempts = at, attempts + 1
+    assert attempts <= 36

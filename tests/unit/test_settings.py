@@ -87,6 +87,8 @@ def test_every_field_has_a_setting_and_every_name_is_once() -> None:
         ("DUETIME_MAX_REQUEST_BYTES", "1 MiB", "max_request_bytes", 1024 * 1024),
         ("DUETIME_MAX_BATCH_BYTES", "1048576", "max_batch_bytes", 1024 * 1024),
         ("DUETIME_MAX_NAMESPACES", "20", "max_namespaces", 20),
+        ("DUETIME_MAX_BODIES_BYTES", "128MiB", "max_bodies_bytes", 128 * 1024 * 1024),
+        ("DUETIME_MAX_CALLBACK_TIMEOUT", "5m", "max_callback_timeout_ms", 300_000),
         ("DUETIME_TAKEOVER", "now", "takeover", "now"),
         ("DUETIME_DRAIN_TIMEOUT", "0s", "drain_timeout_ms", 0),
     ],
@@ -151,6 +153,13 @@ def test_a_bad_value_is_one_line_with_what_is_accepted(name: str, text: str, acc
     assert len(line) < 300
     if len(text) < 80 and text.isprintable() and "?" not in text and "at least DUETIME" not in accepted:
         assert text in line
+
+
+def test_a_batch_always_fits_the_memory_for_bodies(tmp_path: Path) -> None:
+    mib = 1024 * 1024
+    assert load({}, tmp_path).bodies_bytes_max == 64 * mib
+    assert load({"DUETIME_MAX_BATCH_BYTES": "100MiB"}, tmp_path).bodies_bytes_max == 200 * mib
+    assert load({"DUETIME_MAX_BODIES_BYTES": "1MiB"}, tmp_path).bodies_bytes_max == 32 * mib
 
 
 @pytest.mark.parametrize("scheme", ["mysql", "mongodb", "cassandra", "dynamodb"])

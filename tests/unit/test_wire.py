@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import gc
 import json
 import random
 import sys
+import tracemalloc
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -445,3 +447,21 @@ def test_a_uuid_has_one_form_and_is_lower_case() -> None:
         text + "\n",
     ):
         assert fault(wire.check_uuid, bad).startswith("must be a UUID like")
+
+
+@pytest.mark.parametrize(("chars", "accepted"), [(100_000, False), (16_000, True)])
+def test_large_header_names_are_not_kept(chars: int, accepted: bool) -> None:
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for n in range(100):
+            name = f"x-{n}-{chars}-".ljust(chars, "a")
+            if accepted:
+                wire.check_headers({name: ""}, "it")
+            else:
+                assert "16384 bytes" in fault(wire.check_headers, {name: ""})
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 2 * chars

@@ -87,7 +87,7 @@ class Admission:
         # While there are no more than these, signed-in ones make room: a new client needs time to send its key.
         self._anonymous_kept = connections_max // 8
         self._telemetry = telemetry
-        self._key_needed = key_needed
+        self.key_needed = key_needed
         self._signed_in = Group()
         self._anonymous = Group()
         self._anonymous_at: dict[str, Group] = {}
@@ -102,7 +102,7 @@ class Admission:
             closed.drop()
             if closed is connection:
                 return
-        if self._key_needed:
+        if self.key_needed:
             self._anonymous.add(connection, now)
             self._anonymous_at.setdefault(connection.address, Group()).add(connection, now)
         else:

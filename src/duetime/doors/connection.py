@@ -9,82 +9,68 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import deque
-from collections.abc import Sequence
 from contextlib import aclosing
-from functools import lru_cache
-from http import HTTPStatus
-from typing import Protocol, cast
+from typing import cast
 from urllib.parse import unquote
 
 import httptools
 
-from duetime.doors.admission import Admission
-from duetime.doors.http import Header, Request, Response, Stream
-from duetime.errors import InvalidInput
-from duetime.writing import Sweep
+from duetime.doors.budget import Budget
+from duetime.doors.heads import HEAD_BYTES_MAX, Header, framing_of, lines, size_of
+from duetime.doors.host import Host
+from duetime.doors.http import Request, Response, Stream, TooSlow, shown_path
+from duetime.errors import DuetimeError, InvalidInput
 
 log = logging.getLogger(__name__)
 
-HEAD_BYTES_MAX = 64 * 1024
-"""Of a request without its body: the head, and what a chunked body has besides."""
+READ_AT_ONCE_MAX = 16 * 1024
+READ_BODY_AT_ONCE_MAX = 64 * 1024
+PARSED_AT_ONCE_MAX = 4 * 1024
+"""Beyond it nothing is parsed while requests wait: small ones take thirty times the memory of their bytes."""
 UNREAD_BYTES_MAX = 64 * 1024
 """How much of a body may wait for its reader before the client has to."""
 READ_OVER_BYTES_MAX = 1024 * 1024
 """How large a body may be that was refused before it was whole, for the connection to serve on behind it."""
 IDLE_SECONDS_MAX = 75.0
-"""How long a connection may be without a request, the head of one may take, and a body may stand still."""
+"""How long a connection may be without a request, and a body may stand still."""
+GRACE_SECONDS = 20.0
+"""How long the head of a request may take, and how far its body may be behind ``BODY_BYTES_PER_SECOND_MIN``."""
+BODY_BYTES_PER_SECOND_MIN = 4 * 1024
 WRITE_AT_ONCE_MAX = 16 * 1024
-REPEATED_BYTES_MAX = 4 * 1024
+REPEATED_BYTES_MAX = 1024
 """Of a head that a connection remembers."""
 
 _FRAMING = (b"content-length", b"transfer-encoding")
-_NAME = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
-_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*").fullmatch
 
 
-class Application(Protocol):
-    """Who answers."""
-
-    async def answer(self, request: Request) -> Response | None:
-        """The answer to a request, whatever becomes of it; None when nobody waits for one."""
-
-    def refusal(self, error: Exception) -> Response:
-        """The answer to what is not a request."""
-
-
-class Host(Protocol):
-    """Who has the connections."""
-
-    application: Application
-    admission: Admission
-    date: bytes
-    """For the heads of answers."""
-    stopping: bool
-    writes: Sweep
-
-    def came(self, connection: Connection, now: float) -> None: ...
-
-    def left(self, connection: Connection) -> None: ...
-
-
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     # Without slots, an object with more than 30 attributes costs 2,300 instructions more per request (CPython 3.11).
     __slots__ = (
-        *("_answering", "_asked", "_bodiless", "_deaf", "_drained", "_ended", "_framing", "_headers", "_in_head"),
-        *("_known", "_known_bytes", "_known_head", "_left", "_loop", "_lost", "_parser", "_paused", "_read"),
-        *("_reading", "_segment", "_server", "_since", "_streaming", "_task", "_transport", "_unsent"),
-        *("_unsent_since", "_url", "_waiting", "address", "signed_in"),
+        *("_answering", "_asked", "_begun", "_bodiless", "_deaf", "_drained", "_ended", "_framing", "_headers"),
+        *(
+            "_in_head",
+            "_known",
+            "_known_bytes",
+            "_known_head",
+            "_left",
+            "_loop",
+            "_lost",
+            "_parser",
+            "_paused",
+            "_read",
+        ),
+        *("_reading", "_segment", "_server", "_since", "_streaming", "_task", "_transport", "_unparsed"),
+        *("_unsent", "_unsent_since", "_url", "_waiting", "address", "lost", "signed_in"),
     )
 
     def __init__(self, server: Host, loop: asyncio.AbstractEventLoop) -> None:
         self.address = ""
-        self.signed_in = False
+        self.signed_in = not server.admission.key_needed
         self._server = server
         self._loop = loop
         self._parser = httptools.HttpRequestParser(self)
-        self._waiting: deque[Request | None] = deque()  # None: what came was not HTTP
+        self._waiting: deque[Request | DuetimeError] = deque()  # an error: what came was not HTTP
         self._reading: Request | None = None
         self._read: Request | None = None  # to its end, by the segment that is being parsed
         self._known: Request | None = None  # without its body, of a request that had this head and this size:
@@ -97,9 +83,11 @@ class Connection(asyncio.Protocol):
         self._deaf = False  # whatever comes is dropped
         self._left = False  # the client will send no more
         self._ended = False  # the last answer is written
-        self._lost = False
+        self.lost = False
         self._paused = False
         self._since = loop.time()
+        self._begun = self._since  # when the head or body that is coming was first waited for
+        self._unparsed = b""  # what came while requests were waiting
         self._unsent, self._unsent_since = 0, 0.0
         self._in_head = False
         self._url = b""
@@ -120,7 +108,8 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._deaf = self._left = self._lost = True
+        self._deaf = self._left = self.lost = True
+        self._unparsed = b""
         self._server.admission.leave(self)
         self._waiting.clear()
         if self._reading is not None:
@@ -147,7 +136,13 @@ class Connection(asyncio.Protocol):
         if drained is not None and not drained.done():
             drained.set_result(None)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._server.buffer[: READ_BODY_AT_ONCE_MAX if self._asked else READ_AT_ONCE_MAX]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received(bytes(self._server.buffer[:nbytes]))
+
+    def _received(self, data: bytes) -> None:
         if self._deaf:
             return
         between = self._reading is None and not self._in_head
@@ -156,21 +151,31 @@ class Connection(asyncio.Protocol):
             self._since = self._loop.time()
             self._came(self._known.again(data[len(self._known_head) :]))
             return
+        for at in range(0, len(data), PARSED_AT_ONCE_MAX):
+            if self._waiting:
+                self._unparsed += data[at:]
+                break
+            self._parse(data[at : at + PARSED_AT_ONCE_MAX])
+            if self._deaf:
+                break
+        else:
+            if between and self._read is not None:
+                self._remember(self._read, data)
+        self._read = None
+
+    def _parse(self, data: bytes) -> None:
         self._segment = len(data)
         self._bodiless += self._segment
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self._refuse()
+        except httptools.HttpParserError as error:
+            self._refuse(error.__context__)
         else:
             # Heads, trailers and what stands between the pieces of a body have a limit.
             if self._bodiless > HEAD_BYTES_MAX and (self._in_head or self._reading is not None):
                 self._refuse()
-            elif between and self._read is not None:
-                self._remember(self._read, data)
-        self._read = None
 
     def _remember(self, request: Request, data: bytes) -> None:
         """Remember a request that is all of ``data``: whatever else begins like that and is as long is one, too."""
@@ -184,11 +189,11 @@ class Connection(asyncio.Protocol):
         if self._framing:
             self._parser = httptools.HttpRequestParser(_Rest(self))
             head, self._framing = b"POST / HTTP/1.1\r\nconnection: close\r\n%b\r\n" % self._framing, b""
-            self.data_received(head + rest)
+            self._parse(head + rest)
         else:
             self._deaf = True
 
-    def _refuse(self) -> None:
+    def _refuse(self, fault: BaseException | None = None) -> None:
         """Say that this is not HTTP, after the answers to what was."""
         if self._deaf:
             return  # It came behind the last request, where nobody looks.
@@ -199,7 +204,8 @@ class Connection(asyncio.Protocol):
             return
         if request is not None:
             request.leave()
-        self._waiting.append(None)
+        not_http = InvalidInput("", "the request is not valid HTTP")
+        self._waiting.append(fault if isinstance(fault, DuetimeError) else not_http)
         self._answer_next()
 
     # What the parser tells.
@@ -209,7 +215,7 @@ class Connection(asyncio.Protocol):
         self._headers = []
         self._in_head = True
         self._bodiless = 0
-        self._since = self._loop.time()
+        self._since = self._begun = self._loop.time()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -221,7 +227,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         parser, url, headers = self._parser, self._url, self._headers
-        if self._bodiless + self._segment > HEAD_BYTES_MAX and _size(url, headers) > HEAD_BYTES_MAX:
+        if self._bodiless + self._segment > HEAD_BYTES_MAX and size_of(url, headers) > HEAD_BYTES_MAX:
             raise ValueError("the head is too large")
         if url.startswith(b"/") and b"#" not in url:
             raw_path, _, query = url.partition(b"?")
@@ -232,6 +238,7 @@ class Connection(asyncio.Protocol):
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise ValueError("another version of HTTP")
+        old = version == "1.0"
         request = self._reading = Request(
             parser.get_method().decode("ascii"),
             unquote(path) if "%" in path else path,
@@ -239,9 +246,10 @@ class Connection(asyncio.Protocol):
             query,
             headers,
             self,
+            framing_of(headers, old=old),
         )
-        request.old = version == "1.0"
-        request.last = request.old or not parser.should_keep_alive()
+        request.old = old
+        request.last = old or not parser.should_keep_alive()
         if parser.should_upgrade():
             request.last = True
             self._framing = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] in _FRAMING)
@@ -288,17 +296,27 @@ class Connection(asyncio.Protocol):
     def _resume_reading(self) -> None:
         if self._paused and not self._transport.is_closing():
             self._paused = False
-            self._transport.resume_reading()
+            if self._unparsed:
+                data, self._unparsed = self._unparsed, b""
+                self._received(data)
+            if not self._paused:
+                self._transport.resume_reading()
 
     def more(self, request: Request) -> None:
         """The one who answers waits for more of the body."""
         self._since = self._loop.time()
+        if not self._asked:
+            self._begun = self._since
         if not self._asked and not request.old and (request.header(b"expect") or b"").lower() == b"100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._asked = True
         self._resume_reading()
 
-    # What a request tells.
+    # What a request asks and tells.
+
+    @property
+    def budget(self) -> Budget:
+        return self._server.bodies if self.signed_in else self._server.anonymous_bodies
 
     def sign_in(self) -> None:
         """A request carried a valid key or session."""
@@ -312,49 +330,55 @@ class Connection(asyncio.Protocol):
             return
         if self._waiting:
             request = self._waiting.popleft()
-            if request is None:
-                refusal = self._server.application.refusal(InvalidInput("", "the request is not valid HTTP"))
-                self._write(refusal, last=True)
-                self._end(heard=False)
-            else:
+            if isinstance(request, Request):
                 self._answering = request
                 self._asked = False
                 self._task = self._loop.create_task(self._answer(request))
+            else:
+                path = self._url.decode("ascii", "replace")
+                self._write(self._server.application.refusal(request, path), last=True)
+                self._end(heard=False)
         elif self._deaf or self._server.stopping:
             self._end()
         else:
-            self._since = self._loop.time()
+            self._since = self._begun = self._loop.time()
+            self._asked = False
             self._resume_reading()
 
     async def _answer(self, request: Request) -> None:
         try:
             response = await self._server.application.answer(request)
-            while self._drained is not None:
-                await self._drained
+            await self._until_drained()
             if response is not None and not self._transport.is_closing():
                 last = request.last or self._server.stopping or self._lingers(request)
                 if not isinstance(response, Stream) or request.method == "HEAD":
                     self._write(response, last=last, bare=request.method == "HEAD")
+                    await self._until_drained()  # The answer may be as large as the body, whose bytes stay counted.
                 elif not self._left:
                     await self._stream(response, last=last, chunked=not request.old)
                 if last:
                     self._end(heard=request.whole)
         except Exception:
-            log.exception("the answer to %s %s broke off", request.method, request.raw_path.decode())
+            log.exception("the answer to %s %s broke off", request.method, shown_path(request))
             self._transport.abort()
         finally:
-            request.answered = True
+            request.over()
             self._answering = self._task = None
-            if self._lost:
+            if self.lost:
                 self._server.left(self)
         self._answer_next()
+
+    async def _until_drained(self) -> None:
+        """Wait for a client that does not read."""
+        while self._drained is not None:
+            await self._drained
 
     def _lingers(self, request: Request) -> bool:
         """Whether it is refused before its body is whole, and that is too large to be read over, or may not come."""
         if request.whole:
             return False
         expects = not self._asked and request.header(b"expect") is not None
-        return expects or int(request.header(b"content-length") or 0) > READ_OVER_BYTES_MAX
+        return expects or request.announced > READ_OVER_BYTES_MAX
 
     def _end(self, *, heard: bool = True) -> None:
         """Close. Who is still sending would lose the answer by it, and may finish, if that does not take too long."""
@@ -381,8 +405,8 @@ class Connection(asyncio.Protocol):
 
     def _head(self, response: Response, framing: bytes, *, last: bool) -> bytes:
         closing = b"connection: close\r\n" if last else b""
-        lines = _lines(response.status, tuple(response.headers), tuple(response.guards))
-        return b"%bdate: %b\r\n%b%b\r\n" % (lines, self._server.date, framing, closing)
+        first = lines(response.status, tuple(response.headers), tuple(response.guards))
+        return b"%bdate: %b\r\n%b%b\r\n" % (first, self._server.date, framing, closing)
 
     async def _stream(self, response: Stream, *, last: bool, chunked: bool) -> None:
         framing = b"transfer-encoding: chunked\r\n" if chunked else b""
@@ -393,8 +417,7 @@ class Connection(asyncio.Protocol):
                 async for piece in pieces:
                     if piece:
                         self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
-                    while self._drained is not None:
-                        await self._drained
+                    await self._until_drained()
         finally:
             self._streaming = False
         if chunked:
@@ -403,16 +426,30 @@ class Connection(asyncio.Protocol):
     # What the server tells.
 
     def look(self) -> None:
-        """Close what has stood still for too long."""
         now = self._loop.time()
         unsent = self._transport.get_write_buffer_size()
         if unsent != self._unsent:
             self._unsent, self._unsent_since = unsent, now
-        if unsent:
-            if now - self._unsent_since > IDLE_SECONDS_MAX:
-                self._transport.abort()
-        elif now - self._since > IDLE_SECONDS_MAX and (self._answering is None or self._answering.waits):
-            self._transport.close()
+        request = self._answering
+        if unsent and now - self._unsent_since > IDLE_SECONDS_MAX:
+            self._transport.abort()
+        elif request is None or request.waits:
+            still_max = min(IDLE_SECONDS_MAX, GRACE_SECONDS) if self._ended else IDLE_SECONDS_MAX
+            if not unsent and now - self._since > still_max:
+                self._transport.close()
+            elif self._is_slow(now):
+                if request is None:
+                    self._transport.close()
+                else:
+                    request.last = True
+                    request.fail(TooSlow())
+
+    def _is_slow(self, now: float) -> bool:
+        """Whether the head or the body that is coming takes longer than it may."""
+        if self._ended or (self._reading is None and not self._in_head):
+            return False
+        fed = 0 if self._reading is None else self._reading.fed
+        return now - self._begun > GRACE_SECONDS + fed / BODY_BYTES_PER_SECOND_MIN
 
     def idle_since(self) -> float | None:
         """Since when the server has been waiting for the client: to send a request or the rest of one, or to read the
@@ -428,14 +465,12 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def finish(self) -> None:
-        """Close what has no request; who does not read a stream is not waited for."""
         if self._answering is None:
             self._transport.close()
         elif self._streaming and self._drained is not None:
             self.abort()
 
     def abort(self) -> asyncio.Task[None] | None:
-        """End it now; its task, if there is one, has been canceled."""
         self._transport.abort()
         if self._task is not None:
             self._task.cancel()
@@ -448,18 +483,3 @@ class _Rest:
     def __init__(self, connection: Connection) -> None:
         self.on_body = connection.on_body
         self.on_message_complete = connection.on_message_complete
-
-
-def _size(url: bytes, headers: Sequence[Header]) -> int:
-    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
-
-
-@lru_cache(maxsize=1_024)
-def _lines(status: int, headers: tuple[Header, ...], guards: tuple[Header, ...]) -> bytes:
-    """The first lines of an answer; most answers have the same few."""
-    lines = [b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())]
-    for name, value in (*headers, *guards):
-        if not _NAME(name) or not _VALUE(value):
-            raise ValueError(f"{name!r}: {value!r} is not a header")
-        lines.append(b"%b: %b" % (name, value))
-    return b"\r\n".join(lines) + b"\r\n"

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from duetime.deliverers.signing import new_secret, to_text
 from duetime.doors import durable_schema as schema
 from duetime.doors import wire
+from duetime.doors.durable_reading import Reading
 from duetime.doors.durable_values import (
     cursor_of,
-    definition_of,
     filter_in,
     filter_of,
-    key_of,
     path_of,
     place_of,
     retention_of,
@@ -39,7 +36,9 @@ from duetime.doors.http import (
     Response,
     TooBusy,
     TooManyWrongKeys,
+    TooSlow,
     Unauthorized,
+    UnknownCoding,
     locked,
 )
 from duetime.doors.operation import Operation, Parameter, routes
@@ -58,41 +57,20 @@ from duetime.errors import (
     UnknownNamespace,
 )
 from duetime.model import (
+    HOUR_MS,
     Namespace,
     Status,
     Timer,
 )
-from duetime.service import NewTimer, Service, fingerprint_of
+from duetime.service import NewTimer, Service
 from duetime.telemetry import Telemetry
-from duetime.timetext import format_time, parse_duration, parse_time
+from duetime.timetext import format_time
 
 BASE = "/api/v1"
 LIMIT_DEFAULT, LIMIT_MAX = 50, 1_000
 MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
 
-T = TypeVar("T")
-
 _encode = msgspec.json.Encoder().encode
-_decoders: dict[type, msgspec.json.Decoder[Any]] = {}
-
-
-_parts_decoder = msgspec.json.Decoder(schema.BatchIn)
-
-
-class _Batch(msgspec.Struct):
-    """A batch in which every timer is as it should be."""
-
-    timers: Annotated[list[schema.CreateTimer], msgspec.Meta(min_length=1, max_length=schema.BATCH_MAX)]
-
-
-_batch_decoder = msgspec.json.Decoder(_Batch)
-
-
-def _decode(body: bytes, kind: type[T]) -> T:
-    decoder: msgspec.json.Decoder[T] | None = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
-    return wire.decode(body, kind, decoder)
 
 
 class _NoSuchNamespace(DuetimeError):
@@ -115,6 +93,8 @@ _ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
     (TooManyWrongKeys, 429, "TOO_MANY_WRONG_KEYS"),
     (NotFound, 404, "NOT_FOUND"),
     (MethodNotAllowed, 405, "METHOD_NOT_ALLOWED"),
+    (TooSlow, 408, "REQUEST_TIMEOUT"),
+    (UnknownCoding, 415, "UNSUPPORTED_ENCODING"),
     (StoreError, 503, "UNAVAILABLE"),
     (TooBusy, 503, "UNAVAILABLE"),
 )
@@ -131,13 +111,18 @@ class DurableDoor:
         request_bytes_max: int,
         batch_bytes_max: int,
         shards: int,
+        timeout_ms_max: int = HOUR_MS,
     ) -> None:
         self._service = service
         self._keys = keys
         self._telemetry = telemetry
         self._overview = overview
-        self._request_bytes_max = request_bytes_max
-        self._batch_bytes_max = batch_bytes_max
+        self._reading = Reading(
+            service,
+            request_bytes_max=request_bytes_max,
+            batch_bytes_max=batch_bytes_max,
+            timeout_ms_max=timeout_ms_max,
+        )
         self._shards = shards
 
     def routes(self) -> dict[str, dict[str, Handler]]:
@@ -146,6 +131,8 @@ class DurableDoor:
     def operations(self) -> list[Operation]:
         def at(method: str, path: str, handler: Handler, summary: str, **more: Any) -> Operation:
             name = handler.__name__
+            if "takes" in more:
+                more["refuses"] = (*more["refuses"], 408, 415)
             return Operation(
                 method=method, path=BASE + path, name=name, summary=summary, handler=locked(self._keys, handler), **more
             )
@@ -246,17 +233,13 @@ class DurableDoor:
     def _now(self) -> str:
         return format_time(self._service.clock.now())
 
-    async def _read(self, request: Request, kind: type[T]) -> T:
-        return _decode(await request.body(self._request_bytes_max), kind)
-
     # Timers.
 
     async def create(self, request: Request) -> Response:
-        asked = await self._read(request, schema.CreateTimer)
-        new = self._new(asked)
-        if not _is_ahead(asked, new.execute_at, self._service.clock.now()):
-            return _ok(await self._earlier(new))
-        timer, fresh = await self._service.create(new)
+        asked = await self._reading.create(request)
+        if not asked.ahead:
+            return _ok(await self._earlier(asked.new))
+        timer, fresh = await self._service.create(asked.new)
         self._telemetry.created("durable", int(fresh))
         return _ok(timer)
 
@@ -268,29 +251,26 @@ class DurableDoor:
         return there
 
     async def upsert(self, request: Request) -> Response:
-        asked = await self._read(request, schema.CreateTimer)
-        new = self._new(asked)
-        self._check_ahead(asked, new.execute_at)
-        timer = await self._service.upsert(new)
+        asked = await self._reading.create(request)
+        if not asked.ahead:
+            raise _not_ahead()
+        timer = await self._service.upsert(asked.new)
         self._telemetry.created("durable")
         return _ok(timer)
 
     async def batch(self, request: Request) -> Response:
-        body = await request.body(self._batch_bytes_max)
         minimal = request.prefers_minimal()
         results: list[schema.BatchResult | None] = []
         news: list[NewTimer] = []
-        now = self._service.clock.now()
-        for asked in self._asked(body):
+        for asked in await self._reading.batch(request):
             try:
                 if isinstance(asked, InvalidInput):
                     raise asked
-                new = self._new(asked)
-                if _is_ahead(asked, new.execute_at, now):
-                    news.append(new)
+                if asked.ahead:
+                    news.append(asked.new)
                     results.append(None)
                 else:
-                    results.append(_made(await self._earlier(new), minimal))
+                    results.append(_made(await self._earlier(asked.new), minimal))
             except StoreError:
                 raise
             except DuetimeError as error:
@@ -300,22 +280,6 @@ class DurableDoor:
         left = iter(answers)
         whole = [self._result(next(left), minimal) if result is None else result for result in results]
         return Response(200, _encode(schema.BatchOut(whole)), (JSON, MINIMAL_APPLIED) if minimal else (JSON,))
-
-    def _asked(self, body: bytes) -> Sequence[schema.CreateTimer | InvalidInput]:
-        """Each timer of a batch, or what is wrong with it. They are read all at once, and one by one if that fails."""
-        if len(body) <= self._request_bytes_max:
-            with suppress(InvalidInput):
-                return wire.decode(body, _Batch, _batch_decoder).timers
-        parts = wire.decode_parts(body, schema.BatchIn, _parts_decoder, key=b"timers")
-        return [self._asked_alone(bytes(part)) for part in parts.timers]
-
-    def _asked_alone(self, part: bytes) -> schema.CreateTimer | InvalidInput:
-        if len(part) > self._request_bytes_max:
-            return PayloadTooLarge("timer", f"is larger than {self._request_bytes_max} bytes")
-        try:
-            return _decode(part, schema.CreateTimer)
-        except InvalidInput as error:
-            return error
 
     def _result(self, answer: tuple[Timer, bool] | DuetimeError, minimal: bool) -> schema.BatchResult:
         return self._refused(answer) if isinstance(answer, DuetimeError) else _made(answer[0], minimal)
@@ -328,27 +292,28 @@ class DurableDoor:
         return _ok(await self._service.get(*path_of(request)))
 
     async def get_selected(self, request: Request) -> Response:
-        return _ok(await self._service.get(*selected(await self._read(request, schema.Selection))))
+        return _ok(await self._service.get(*selected(await self._reading.of(request, schema.Selection))))
 
     async def update(self, request: Request) -> Response:
-        return await self._update(path_of(request), await self._read(request, schema.Changes))
+        return await self._update(path_of(request), await self._reading.of(request, schema.Changes))
 
     async def update_selected(self, request: Request) -> Response:
-        changes = await self._read(request, schema.UpdateTimer)
+        changes = await self._reading.of(request, schema.UpdateTimer)
         return await self._update(selected(changes), changes)
 
     async def _update(self, key: tuple[str, str], changes: schema.Changes) -> Response:
-        execute_at, _ = self._time(changes)
+        execute_at, _ = self._reading.time(changes)
         timer = await self._service.get(*key)
-        definition = definition_of(changes, timer.definition)
+        definition = self._reading.definition(changes, timer.definition)
         if timer.status is Status.PENDING:
-            self._check_ahead(changes, execute_at)
+            if not self._reading.is_ahead(changes, execute_at):
+                raise _not_ahead()
             if definition.target != timer.definition.target:
                 await self._service.check_target(definition.target)
         changed = await self._service.update(
             *key,
             execute_at=execute_at,
-            change=lambda before: definition_of(changes, before),
+            change=lambda before: self._reading.definition(changes, before),
             correlation_id=changes.correlation_id,
         )
         return _ok(changed)
@@ -358,7 +323,7 @@ class DurableDoor:
         return Response(204, headers=())
 
     async def delete_selected(self, request: Request) -> Response:
-        await self._service.delete(*selected(await self._read(request, schema.Selection)))
+        await self._service.delete(*selected(await self._reading.of(request, schema.Selection)))
         return Response(204, headers=())
 
     async def list(self, request: Request) -> Response:
@@ -381,7 +346,7 @@ class DurableDoor:
         return _ok(await self._service.cancel(*path_of(request)))
 
     async def cancel_many(self, request: Request) -> Response:
-        asked = await self._read(request, schema.CancelIn)
+        asked = await self._reading.of(request, schema.CancelIn)
         canceled = await self._service.cancel_all(filter_of(asked, Status.PENDING), asked.limit)
         return Response(200, _encode(schema.CancelOut(canceled.timers, canceled.more)))
 
@@ -389,7 +354,7 @@ class DurableDoor:
         return _ok(await self._service.replay(*path_of(request)))
 
     async def replay_many(self, request: Request) -> Response:
-        asked = await self._read(request, schema.ReplayIn)
+        asked = await self._reading.of(request, schema.ReplayIn)
         replayed = await self._service.replay_all(filter_of(asked, Status(asked.status)), asked.limit)
         return Response(200, _encode(schema.ReplayOut(replayed.timers, replayed.more)))
 
@@ -399,7 +364,7 @@ class DurableDoor:
         return Response(200, _encode(schema.Namespaces([self._shown(n) for n in self._service.namespaces()])))
 
     async def create_namespace(self, request: Request) -> Response:
-        asked = await self._read(request, schema.NamespaceIn)
+        asked = await self._reading.of(request, schema.NamespaceIn)
         wire.check_namespace(asked.name, "name")
         if asked.shards is not None and asked.shards > self._shards:
             raise InvalidInput("shards", f"must be at most {self._shards}, the number of shards that there are")
@@ -416,7 +381,7 @@ class DurableDoor:
 
     async def change_namespace(self, request: Request) -> Response:
         name = await self._name(request)
-        asked = await self._read(request, schema.NamespaceChanges)
+        asked = await self._reading.of(request, schema.NamespaceChanges)
         if asked.shards is not None and asked.shards != (await self._service.namespace(name)).shards:
             raise InvalidInput("shards", "are fixed when a namespace is made")
         retention_ms = None if asked.retention is None else retention_of(asked.retention)
@@ -458,44 +423,6 @@ class DurableDoor:
         except UnknownNamespace as error:
             raise _NoSuchNamespace(str(error)) from None
         return name
-
-    # From what clients write to what the service takes.
-
-    def _new(self, asked: schema.CreateTimer) -> NewTimer:
-        namespace, id = key_of(asked)
-        if asked.callback_url is None and asked.callback_subject is None:
-            raise InvalidInput("callbackUrl", "is required")
-        definition = definition_of(asked, None)
-        execute_at, compared_at = self._time(asked)
-        if execute_at is None:
-            raise InvalidInput("executeAt", "is required, or a delay")
-        return NewTimer(
-            namespace=namespace,
-            id=id,
-            execute_at=execute_at,
-            definition=definition,
-            correlation_id=asked.correlation_id,
-            # What has no id of the client's can't be asked for again.
-            fingerprint="" if id is None else fingerprint_of(definition, asked.correlation_id, compared_at),
-        )
-
-    def _time(self, asked: schema.Changes) -> tuple[int | None, int | None]:
-        """When, and the time that a repeat is compared by: none for a delay, which means another time each time."""
-        if asked.delay is not None:
-            if asked.execute_at is not None:
-                raise InvalidInput("delay", "can't be given together with executeAt")
-            return self._service.clock.now() + parse_duration(asked.delay, "delay"), None
-        at = None if asked.execute_at is None else parse_time(asked.execute_at, "executeAt")
-        return at, at
-
-    def _check_ahead(self, asked: schema.Changes, execute_at: int | None) -> None:
-        if not _is_ahead(asked, execute_at, self._service.clock.now()):
-            raise _not_ahead()
-
-
-def _is_ahead(asked: schema.Changes, execute_at: int | None, now: int) -> bool:
-    # A delay is from now on, even if now is past by a moment.
-    return asked.delay is not None or execute_at is None or execute_at > now
 
 
 def _not_ahead() -> InvalidInput:

@@ -17,7 +17,6 @@ from duetime.engine.watchdog import Reason
 from duetime.model import OutcomeKind, Status
 
 BATCH_MAX = 1_000
-CALLBACK_TIMEOUT_MS_MAX = 3_600_000
 WEIGHT_MAX = 100
 
 _SPAN = "([0-9]{1,15}d)?([0-9]{1,15}h)?([0-9]{1,15}m)?([0-9]{1,15}s)?([0-9]{1,15}ms)?"
@@ -157,7 +156,13 @@ class Changes(Struct, rename="camel"):
     correlation_id: Correlation | None = None
     retry_policy: CamelRetryPolicy | None = None
     callback_timeout: (
-        Annotated[Span, Meta(description="how long an attempt may take, 1ms to 1h: 30s unless given")] | None
+        Annotated[
+            Span,
+            Meta(
+                description="how long an attempt may take, 30s unless given; at most DUETIME_MAX_CALLBACK_TIMEOUT (1h)"
+            ),
+        ]
+        | None
     ) = None
     response_protocol: Protocol | None = None
 

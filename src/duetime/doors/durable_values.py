@@ -69,15 +69,14 @@ def path_of(request: Request) -> tuple[str, str]:
     return wire.check_namespace(namespace, "namespace"), wire.check_id(id, "id")
 
 
-def definition_of(asked: schema.Changes, before: Definition | None) -> Definition:
+def definition_of(asked: schema.Changes, before: Definition | None, timeout_ms_max: int) -> Definition:
     """The definition that the fields make, of a new timer or out of the one before."""
     new = before or _BLANK
     timeout_ms = new.timeout_ms
     if asked.callback_timeout is not None:
         timeout_ms = parse_duration(asked.callback_timeout, "callbackTimeout")
-        if not 1 <= timeout_ms <= schema.CALLBACK_TIMEOUT_MS_MAX:
-            longest = format_duration(schema.CALLBACK_TIMEOUT_MS_MAX)
-            raise InvalidInput("callbackTimeout", f"must be from 1ms to {longest}")
+        if not 1 <= timeout_ms <= timeout_ms_max:
+            raise InvalidInput("callbackTimeout", f"must be from 1ms to {format_duration(timeout_ms_max)}")
     return msgspec.structs.replace(
         new,
         target=_target_of(asked, new.target),

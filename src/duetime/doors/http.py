@@ -13,14 +13,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from typing import Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
+from duetime.doors.budget import Budget
+from duetime.doors.heads import Framing, Header
 from duetime.errors import DuetimeError, InvalidInput, PayloadTooLarge
 
 log = logging.getLogger(__name__)
 
 QUERY_FIELDS_MAX = 64
+PATH_CHARS_LOGGED_MAX = 200
 JSON = (b"content-type", b"application/json")
-
-Header = tuple[bytes, bytes]
 
 
 def guards(policy: str) -> tuple[Header, ...]:
@@ -67,11 +68,21 @@ class TooManyWrongKeys(DuetimeError):
 
 
 class TooBusy(DuetimeError):
-    """As many are served at a time as can be."""
+    """A limit on what is served at the same time is reached."""
 
 
-class _Gone(Exception):
-    """The client left before its request was whole: there is nobody to answer."""
+class TooSlow(DuetimeError):
+    def __init__(self) -> None:
+        super().__init__("the request came too slowly")
+
+
+class UnknownCoding(DuetimeError):
+    def __init__(self, coding: str) -> None:
+        super().__init__(f"the body is compressed (Content-Encoding: {coding}); send it uncompressed")
+
+
+class Gone(Exception):
+    """The client left: there is nobody to answer."""
 
 
 class Connection(Protocol):
@@ -79,6 +90,11 @@ class Connection(Protocol):
 
     address: str
     signed_in: bool
+    lost: bool
+
+    @property
+    def budget(self) -> Budget:
+        """What the bodies of its requests count against."""
 
     def sign_in(self) -> None:
         """A request carried a valid key or session. Called once."""
@@ -87,12 +103,16 @@ class Connection(Protocol):
         """The handler waits for the rest of the body."""
 
 
+NO_FRAMING = Framing()
+NO_ROOM = "the service holds as many request bodies as it can; try again"
+
+
 class Request:
     """One request: its route's path parameters, its query, its headers, and its body as it comes."""
 
     __slots__ = (
-        *("_connection", "_fed", "_gone", "_pieces", "_waiting", "answered", "headers", "last", "method", "old"),
-        *("parameters", "path", "query_string", "raw_path", "whole"),
+        *("_body", "_broken", "_budget", "_connection", "_fed", "_framing", "_held", "_waiting", "answered", "headers"),
+        *("last", "method", "old", "parameters", "path", "query_string", "raw_path", "whole"),
     )
 
     def __init__(
@@ -103,6 +123,7 @@ class Request:
         query_string: bytes = b"",
         headers: Sequence[Header] = (),
         connection: Connection | None = None,
+        framing: Framing = NO_FRAMING,
     ) -> None:
         self.method = method
         self.path = path
@@ -115,10 +136,28 @@ class Request:
         self.whole = False  # its body has come
         self.answered = False  # whatever comes is dropped
         self._connection = connection
-        self._pieces: list[bytes] = []
+        self._framing = framing
+        self._body: bytes | bytearray = b""
         self._fed = 0
-        self._gone = False
+        self._held = 0  # of the budget
+        self._budget: Budget | None = None
+        self._broken: Exception | None = None  # why the rest of the body will not come
         self._waiting: asyncio.Future[None] | None = None
+
+    @property
+    def announced(self) -> int:
+        """How many bytes the head says the body has."""
+        return self._framing.announced
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody waits for an answer any more."""
+        return self._connection is not None and self._connection.lost
+
+    @property
+    def fed(self) -> int:
+        """How many bytes of the body have come."""
+        return self._fed
 
     def header(self, name: bytes) -> bytes | None:
         for key, value in self.headers:
@@ -155,19 +194,32 @@ class Request:
         return False
 
     async def body(self, bytes_max: int) -> bytes:
-        """The whole body, refused as soon as it is known to be over ``bytes_max``."""
-        announced = self.header(b"content-length")
-        if announced is not None and int(announced) > bytes_max:
+        """The whole body, refused as soon as it is known to be over ``bytes_max`` or over the budget. The request holds
+        its bytes of the budget until it is ``over``."""
+        announced, coding = self._framing
+        if coding:
+            raise UnknownCoding(coding)
+        if announced > bytes_max:
             raise PayloadTooLarge("body", f"is larger than {bytes_max} bytes")
+        connection = self._connection
+        budget = self._budget = None if connection is None else connection.budget
+        if budget is not None and not budget.has_room(announced, announced):
+            raise TooBusy(NO_ROOM)
         while True:
-            if self._fed > bytes_max:
+            fed = self._fed
+            if fed > bytes_max:
                 raise PayloadTooLarge("body", f"is larger than {bytes_max} bytes")
+            if budget is not None:
+                if not budget.take(fed - self._held, fed):
+                    raise TooBusy(NO_ROOM)
+                self._held = fed
             if self.whole:
-                return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            if self._gone or self._connection is None:
-                raise _Gone
+                body, self._body = self._body, b""
+                return body if isinstance(body, bytes) else bytes(body)
+            if self._broken is not None or connection is None:
+                raise self._broken or Gone
             self._waiting = asyncio.get_running_loop().create_future()
-            self._connection.more(self)
+            connection.more(self)
             await self._waiting
 
     @property
@@ -185,15 +237,17 @@ class Request:
 
     def again(self, body: bytes) -> Request:
         """Another request with the same head, whose body has come already."""
-        other = Request(self.method, self.path, self.raw_path, self.query_string, self.headers, self._connection)
-        other._pieces.append(body)
+        other = Request(
+            *(self.method, self.path, self.raw_path, self.query_string, self.headers, self._connection, self._framing)
+        )
+        other._body = body
         other._fed = len(body)
         other.whole = True
         return other
 
     def has(self, body: bytes) -> bool:
         """Whether this is what has come of its body."""
-        return b"".join(self._pieces) == body
+        return self._body == body
 
     @property
     def waits(self) -> bool:
@@ -204,7 +258,12 @@ class Request:
         """A piece of the body came; how much of it there is now."""
         self._fed += len(piece)
         if not self.answered:
-            self._pieces.append(piece)
+            if not self._body:
+                self._body = piece
+            elif isinstance(self._body, bytes):
+                self._body = bytearray(self._body + piece)
+            else:
+                self._body += piece  # Pieces may be tiny, and an object for each would take many times their bytes.
             self._wake()
         return self._fed
 
@@ -215,8 +274,20 @@ class Request:
 
     def leave(self) -> None:
         """There will be no more of it."""
-        self._gone = True
+        self.fail(Gone())
+
+    def fail(self, error: Exception) -> None:
+        """Have its reader raise this, unless the body is whole."""
+        self._broken = error
         self._wake()
+
+    def over(self) -> None:
+        """It is answered, or nobody waits for an answer: whatever comes from here on is dropped."""
+        self.answered = True
+        self._body = b""
+        if self._budget is not None:
+            self._budget.held -= self._held
+            self._held = 0
 
     def _wake(self) -> None:
         if self.waits:
@@ -363,10 +434,7 @@ class Application:
                     self._fixed[path] = (door, methods)
 
     async def answer(self, request: Request) -> Response | None:
-        door = self._fallback
-        for prefix, other in self._under.items():
-            if request.path.startswith(prefix):
-                door = other
+        door: Door | None = None
         try:
             door, methods = self._find(request)
             if self._guard is not None:
@@ -376,18 +444,22 @@ class Application:
             if handler is None:
                 raise MethodNotAllowed(sorted(methods))
             return await handler(request)
-        except _Gone:
+        except Gone:
             return None
         except Exception as error:
-            response = door.refusal(error)
+            response = (door or self._door_of(request.path)).refusal(error)
             if response.status == 500:
-                log.exception("%s %s failed", request.method, request.raw_path.decode())
+                log.exception("%s %s failed", request.method, shown_path(request))
             elif response.status == 503:
-                log.warning("%s %s: %s", request.method, request.raw_path.decode(), error)
+                log.warning("%s %s: %s", request.method, shown_path(request), error)
             return response
 
-    def refusal(self, error: Exception) -> Response:
-        return self._fallback.refusal(error)
+    def refusal(self, error: Exception, path: str) -> Response:
+        """The answer to what is not a request, in the shape of the door that has the path, as far as it is known."""
+        return self._door_of(path).refusal(error)
+
+    def _door_of(self, path: str) -> Door:
+        return next((door for prefix, door in self._under.items() if path.startswith(prefix)), self._fallback)
 
     def _find(self, request: Request) -> tuple[Door, dict[str, Handler]]:
         fixed = self._fixed.get(request.path)
@@ -407,3 +479,7 @@ class Application:
                     raise NotFound from None
                 return door, methods
         raise NotFound
+
+
+def shown_path(request: Request) -> str:
+    return request.raw_path[:PATH_CHARS_LOGGED_MAX].decode("ascii", "replace")

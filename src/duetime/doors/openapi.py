@@ -72,7 +72,9 @@ _REFUSALS: dict[int, tuple[str, str]] = {
         "It is not in a state for this: TIMER_CONFLICT, NAMESPACE_CONFLICT (it exists with other parameters, or is not "
         "finished and can't be replayed), or TIMER_NOT_PENDING (it is executing or finished).",
     ),
+    408: ("TooSlow", "The body came too slowly: REQUEST_TIMEOUT."),
     413: ("TooLarge", "The body is over the limit: PAYLOAD_TOO_LARGE."),
+    415: ("Compressed", "The body is compressed: UNSUPPORTED_ENCODING. Send it without a Content-Encoding."),
     429: (
         "TooManyWrongKeys",
         "Many wrong keys came from this address: TOO_MANY_WRONG_KEYS. The right one works at once.",
@@ -80,7 +82,8 @@ _REFUSALS: dict[int, tuple[str, str]] = {
     500: ("InternalError", "A fault of the service: INTERNAL_ERROR. Its log has the details."),
     503: (
         "Unavailable",
-        "The store can't answer now: UNAVAILABLE. Try again; a create with an id can be repeated safely.",
+        "The store can't answer now, or too many request bodies are in memory: UNAVAILABLE. Try again; a create with "
+        "an id can be repeated safely.",
     ),
 }
 _REFUSAL_HEADERS: dict[int, Json] = {

@@ -20,10 +20,14 @@ from duetime.doors.http import (
     NotFound,
     Request,
     Response,
+    TooBusy,
     TooManyWrongKeys,
+    TooSlow,
     Unauthorized,
+    UnknownCoding,
     locked,
 )
+from duetime.doors.off_loop import off_loop
 from duetime.doors.retry_policy import SnakeRetryPolicy, checked_policy
 from duetime.errors import (
     InvalidInput,
@@ -158,6 +162,10 @@ class PlatformDoor:
                 response = _reply(405, INVALID, str(error))
                 response.headers = (JSON, (b"allow", ", ".join(error.allowed).encode()))
                 return response
+            case TooSlow():
+                return _reply(408, INVALID, str(error))
+            case UnknownCoding():
+                return _reply(415, INVALID, str(error))
             case Unauthorized():
                 return _reply(401, UNAUTHORIZED, str(error))
             case Forbidden():
@@ -166,15 +174,16 @@ class PlatformDoor:
                 response = _reply(429, UNAUTHORIZED, str(error))
                 response.headers = (JSON, (b"retry-after", b"%d" % error.wait_seconds))
                 return response
-            case StoreError():
-                response = _reply(503, INTERNAL, f"database error: {error.public}")
+            case StoreError() | TooBusy():
+                reason = f"database error: {error.public}" if isinstance(error, StoreError) else str(error)
+                response = _reply(503, INTERNAL, reason)
                 response.headers = (JSON, (b"retry-after", b"1"))
                 return response
         return _reply(500, INTERNAL, "internal error: the log of the service has the details")
 
     async def create(self, request: Request) -> Response:
         body = await request.body(self._request_bytes_max)
-        fields = wire.decode(body, Create, _create_decoder)
+        fields = await off_loop(request, body, wire.decode, body, Create, _create_decoder)
         if fields.execute_at is None:
             raise InvalidInput("execute_at", "is required")
         if fields.callback_url is None and fields.callback is None:
@@ -187,17 +196,19 @@ class PlatformDoor:
             new = NewTimer(namespace=DEFAULT_NAMESPACE, execute_at=execute_at, definition=definition)
             timer, fresh = await self._service.create(new)
         else:
-            timer, fresh = await self._create_once(key, execute_at, definition)
+            fingerprint = await off_loop(request, body, fingerprint_of, definition, execute_at)
+            timer, fresh = await self._create_once(key, execute_at, definition, fingerprint)
         if not fresh:
             return _reply(200, SUCCESS, "timer exists already", Summary(*_short(timer)))
         self._telemetry.created("platform")
         return _reply(201, SUCCESS, "timer created successfully", Summary(*_short(timer)))
 
-    async def _create_once(self, key: str, execute_at: int, definition: Definition) -> tuple[Timer, bool]:
+    async def _create_once(
+        self, key: str, execute_at: int, definition: Definition, fingerprint: str
+    ) -> tuple[Timer, bool]:
         if not 1 <= len(key) <= KEY_LENGTH_MAX:
             raise InvalidInput("idempotency_key", f"must have 1 to {KEY_LENGTH_MAX} characters")
         id = id_of_key(key)
-        fingerprint = fingerprint_of(definition, execute_at)
         try:
             self._check_ahead(execute_at)
         except InvalidInput:
@@ -237,7 +248,7 @@ class PlatformDoor:
     async def update(self, request: Request) -> Response:
         id = _id(request)
         body = await request.body(self._request_bytes_max)
-        fields = wire.decode(body, Fields, _update_decoder)
+        fields = await off_loop(request, body, wire.decode, body, Fields, _update_decoder)
         execute_at = None if fields.execute_at is None else parse_time(fields.execute_at, "execute_at")
         timer = await self._service.get(DEFAULT_NAMESPACE, id)
         if timer.status is not Status.PENDING:

@@ -7,8 +7,12 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from duetime.errors import InvalidInput
 from duetime.model import RetryPolicy
 from duetime.timetext import format_duration, parse_duration
+
+INTERVAL_MS_MIN = 100
+"""How soon a policy may ask for a retry. ``retry.py`` has what bounds the rate of many retries."""
 
 Retries = Annotated[int, Meta(ge=0, le=1_000, description="how many more attempts a failed one is given")]
 Multiplier = Annotated[float, Meta(ge=1, le=1_000, description="how much longer each wait is than the one before")]
@@ -41,16 +45,21 @@ def checked_policy(given: SnakeRetryPolicy | CamelRetryPolicy, field: str, defau
     """The policy that was given; what was not stays as in ``default``."""
     names = dict(zip(given.__struct_fields__, given.__struct_encode_fields__, strict=True))
 
-    def ms(name: str, otherwise: int) -> int:
+    def ms(name: str, otherwise: int, least: int = 0) -> int:
         text = getattr(given, name)
-        return otherwise if text is None else parse_duration(text, f"{field}.{names[name]}")
+        if text is None:
+            return otherwise
+        found = parse_duration(text, f"{field}.{names[name]}")
+        if found < least:
+            raise InvalidInput(f"{field}.{names[name]}", f"must be at least {format_duration(least)}")
+        return found
 
     return RetryPolicy(
         max_retries=default.max_retries if given.max_retries is None else given.max_retries,
         max_duration_ms=ms("max_retry_attempts_duration", default.max_duration_ms),
-        initial_interval_ms=ms("initial_interval", default.initial_interval_ms),
+        initial_interval_ms=ms("initial_interval", default.initial_interval_ms, INTERVAL_MS_MIN),
         backoff_multiplier=default.backoff_multiplier if given.backoff_multiplier is None else given.backoff_multiplier,
-        max_interval_ms=ms("max_interval", default.max_interval_ms),
+        max_interval_ms=ms("max_interval", default.max_interval_ms, INTERVAL_MS_MIN),
         jitter=default.jitter if given.jitter is None else given.jitter,
     )
 

@@ -7,7 +7,9 @@ import socket
 from email.utils import formatdate
 
 from duetime.doors.admission import Admission
-from duetime.doors.connection import Application, Connection
+from duetime.doors.budget import BODIES_BYTES_MAX, Budget
+from duetime.doors.connection import READ_BODY_AT_ONCE_MAX, Connection
+from duetime.doors.host import Application, Served
 from duetime.errors import SettingsError
 from duetime.telemetry import Telemetry
 from duetime.writing import Sweep
@@ -16,14 +18,25 @@ BACKLOG = 4096
 DRAIN_SECONDS_MAX = 5.0
 LOOK_SECONDS = 1.0
 CONNECTIONS_MAX = 10_000
+ANONYMOUS_PART = 16
+"""Requests without a valid key or session may hold one part in so many beside the budget of the others."""
 
 
 class Server:
-    def __init__(self, application: Application, admission: Admission | None = None) -> None:
+    def __init__(
+        self,
+        application: Application,
+        admission: Admission | None = None,
+        *,
+        bodies_bytes_max: int = BODIES_BYTES_MAX,
+    ) -> None:
         self.application = application
+        self.bodies = Budget(bodies_bytes_max)
+        self.anonymous_bodies = Budget(bodies_bytes_max // ANONYMOUS_PART)
+        self.buffer = memoryview(bytearray(READ_BODY_AT_ONCE_MAX))
         self.admission = admission or Admission(CONNECTIONS_MAX, Telemetry())
         self.date = b""
-        self.connections: set[Connection] = set()
+        self.connections: set[Served] = set()
         self.stopping = False
         self.writes = Sweep()
         self._wake = asyncio.Event()
@@ -49,12 +62,12 @@ class Server:
         self.stopping = True
         self._wake.set()
 
-    def came(self, connection: Connection, now: float) -> None:
+    def came(self, connection: Served, now: float) -> None:
         self.connections.add(connection)
         if not self.stopping:
             self.admission.admit(connection, now)
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: Served) -> None:
         self.connections.discard(connection)
         if self.stopping:
             self._wake.set()

@@ -18,7 +18,8 @@ from msgspec import Struct
 
 from duetime.clock import Clock
 from duetime.doors import wire
-from duetime.doors.http import Forbidden, Handler, Header, Keys, Request, Response, TooManyWrongKeys, Unauthorized
+from duetime.doors.heads import Header
+from duetime.doors.http import Forbidden, Handler, Keys, Request, Response, TooManyWrongKeys, Unauthorized
 from duetime.doors.origins import SAFE_METHODS, is_other_page, is_own_page
 
 COOKIE = b"duetime_session"

@@ -26,10 +26,11 @@ T = TypeVar("T")
 DEPTH_MAX = 64
 HEADERS_MAX = 64
 HEADERS_BYTES_MAX = 16 * 1024
+HEADER_NAME_CHARS_CACHED_MAX = 64
 ID_CHARS_MAX = 255
 NAMESPACE_CHARS_MAX = 64
 
-_BODY = "body"
+BODY = "body"
 
 # --- JSON ----------------------------------------------------------------------------------------------------------
 
@@ -52,13 +53,13 @@ def check_json(body: bytes, *, depth_max: int = DEPTH_MAX) -> None:
     try:
         tree = _decode_anything(body)
     except RecursionError:
-        raise InvalidInput(_BODY, _too_deep(depth_max)) from None
+        raise InvalidInput(BODY, too_deep(depth_max)) from None
     except msgspec.ValidationError:
-        raise InvalidInput(_BODY, _NUMBER_TOO_LARGE) from None
+        raise InvalidInput(BODY, _NUMBER_TOO_LARGE) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise InvalidInput(_BODY, _json_fault(body)) from None
+        raise InvalidInput(BODY, _json_fault(body)) from None
     if _BACKSLASH in body and b"\\u0000" in body and _ESCAPED_NUL(body):
-        raise InvalidInput(_BODY, "must not hold the character \\u0000")
+        raise InvalidInput(BODY, "must not hold the character \\u0000")
     keys = _count_keys(tree, depth_max)
     # Decoding dropped duplicate keys, so the bytes must show whether there were any. Without blanks each key ends in
     # `":`, so there are at least as many of these as keys, and at least as many keys as different ones; when both ends
@@ -87,19 +88,19 @@ def _count_keys(tree: Any, depth_max: int) -> int:
                 nested = True
                 below += value
             elif kind is int and not -_INTEGER_MAX <= value <= _INTEGER_MAX:
-                raise InvalidInput(_BODY, _NUMBER_TOO_LARGE)
+                raise InvalidInput(BODY, _NUMBER_TOO_LARGE)
         if not nested:
             return keys
         depth += 1
         if depth > depth_max:
-            raise InvalidInput(_BODY, _too_deep(depth_max))
+            raise InvalidInput(BODY, too_deep(depth_max))
         level = below
 
 
 _NUMBER_TOO_LARGE = "must not hold a number beyond ±1.8e308"
 
 
-def _too_deep(depth_max: int) -> str:
+def too_deep(depth_max: int = DEPTH_MAX) -> str:
     return f"must not be nested deeper than {depth_max} levels"
 
 
@@ -109,12 +110,12 @@ def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> None:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise InvalidInput(_BODY, f"must not have the key {_quoted(key)} twice in one object")
+            raise InvalidInput(BODY, f"must not have the key {_quoted(key)} twice in one object")
         seen.add(key)
 
 
 def _refuse_constant(name: str) -> Never:
-    raise InvalidInput(_BODY, f"is not valid JSON: {name} is not a JSON number")
+    raise InvalidInput(BODY, f"is not valid JSON: {name} is not a JSON number")
 
 
 # Numbers stay text in both: only the structure is of interest, and no digit costs anything.
@@ -158,22 +159,9 @@ def decode(body: bytes, type_: type[T], decoder: msgspec.json.Decoder[T]) -> T:
     return _decoded(body, decoder)
 
 
-def decode_parts(body: bytes, type_: type[T], decoder: msgspec.json.Decoder[T], *, key: bytes) -> T:
-    """The body as a ``type_`` with one ``key``, whose parts (``Raw``) the caller decodes, and so checks, one by one.
-
-    Then only what is around the parts is left to check, and that can hold no more than a second ``key``.
-    """
-    if body.count(b'"%b"' % key) != 1 or b"\\u" in body:
-        check_json(body, depth_max=DEPTH_MAX + 2)
-    try:
-        return _decoded(body, decoder)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidInput(_BODY, _json_fault(body)) from None
-
-
 def _decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     if not body.startswith(b"{") and not body.lstrip(_BLANKS).startswith(b"{"):
-        raise InvalidInput(_BODY, "must be a JSON object")
+        raise InvalidInput(BODY, "must be a JSON object")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -215,7 +203,7 @@ def _explained(message: str) -> InvalidInput:
         reason = f"has a key that {reason}"
     elif path.endswith("[...]"):  # a value under a key of the client's choice, which msgspec does not name
         reason = f"has a value that {reason}"
-    return InvalidInput(path.replace("[...]", "") or _BODY, reason)
+    return InvalidInput(path.replace("[...]", "") or BODY, reason)
 
 
 def _join(path: str, field: str) -> str:
@@ -271,19 +259,18 @@ def check_headers(mapping: Mapping[str, str], field: str) -> dict[str, str]:
     seen: set[str] = set()
     size = 0
     for name, value in mapping.items():
-        folded = _header_name(name, field)
+        size += len(name) + len(value) + 4  # ": " and the line's end
+        if size > HEADERS_BYTES_MAX:
+            raise InvalidInput(field, f"must be at most {HEADERS_BYTES_MAX} bytes together")
+        folded = (_known_name if len(name) <= HEADER_NAME_CHARS_CACHED_MAX else _header_name)(name, field)
         if folded in seen:
             raise InvalidInput(field, f"must not have {_quoted(name)} twice")
         if not _HEADER_VALUE(value):
             raise InvalidInput(field, f"has a value for {_quoted(name)} with characters that a header cannot carry")
         seen.add(folded)
-        size += len(name) + len(value) + 4  # ": " and the line's end
-    if size > HEADERS_BYTES_MAX:
-        raise InvalidInput(field, f"must be at most {HEADERS_BYTES_MAX} bytes together")
     return dict(mapping)
 
 
-@lru_cache(maxsize=1_024)  # the same few names come with most timers
 def _header_name(name: str, field: str) -> str:
     """The name in lower case, when a callback may carry it."""
     if not _TOKEN(name):
@@ -291,6 +278,9 @@ def _header_name(name: str, field: str) -> str:
     if is_reserved(name):
         raise InvalidInput(field, f"must not set {_quoted(name)}")
     return name.lower()
+
+
+_known_name = lru_cache(maxsize=1_024)(_header_name)  # the same few names come with most timers
 
 
 def check_subject(text: str, field: str) -> str:

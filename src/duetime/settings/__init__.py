@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from duetime.errors import SettingsError
-from duetime.model import DAY_MS, MINUTE_MS, SECOND_MS
+from duetime.model import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from duetime.settings import values as value
 from duetime.settings.sources import read_env, read_toml
 from duetime.settings.values import FORCED_AUTH, KIB, MIB, POSTGRES, SQLITE, Refusal, shown
@@ -62,6 +62,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_request_bytes: int = 256 * KIB
     max_batch_bytes: int = 16 * MIB
     max_namespaces: int = 10_000
+    max_bodies_bytes: int = 64 * MIB
+    max_callback_timeout_ms: int = HOUR_MS
     takeover: str = "deadline"  # or "now"
     drain_timeout_ms: int = 25 * SECOND_MS
 
@@ -71,6 +73,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         if not self.database_url.startswith(SQLITE):
             return None
         return Path(unquote(self.database_url.removeprefix(SQLITE)))
+
+    @property
+    def bodies_bytes_max(self) -> int:
+        """The memory for request bodies: whatever was set, a batch fits."""
+        return max(self.max_bodies_bytes, 2 * self.max_batch_bytes)
 
     @property
     def on_server(self) -> bool:
@@ -339,6 +346,21 @@ SETTINGS: tuple[Setting, ...] = (
         default="10000",
         meaning="The most namespaces that there may be; those that are there already stay.",
         parse=value.number(1, 1_000_000),
+    ),
+    Setting(
+        name="DUETIME_MAX_BODIES_BYTES",
+        field="max_bodies_bytes",
+        default="64MiB",
+        meaning="The memory that the bodies of all requests may take at one time; no less than twice "
+        "DUETIME_MAX_BATCH_BYTES counts.",
+        parse=value.size(MIB, 64 * KIB * MIB),
+    ),
+    Setting(
+        name="DUETIME_MAX_CALLBACK_TIMEOUT",
+        field="max_callback_timeout_ms",
+        default="1h",
+        meaning="The longest callbackTimeout that a timer may ask for.",
+        parse=value.duration(SECOND_MS, DAY_MS),
     ),
     Setting(
         name="DUETIME_TAKEOVER",
