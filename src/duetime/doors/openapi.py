@@ -70,7 +70,7 @@ _REFUSALS: dict[int, tuple[str, str]] = {
     409: (
         "Conflict",
         "It is not in a state for this: TIMER_CONFLICT, NAMESPACE_CONFLICT (it exists with other parameters, or is not "
-        "finished and can't be replayed), or TIMER_NOT_PENDING (it is executing or finished).",
+        "finished and can't be replayed), TIMER_NOT_PENDING (it is executing or finished), or TOO_MANY_NAMESPACES.",
     ),
     408: ("TooSlow", "The body came too slowly: REQUEST_TIMEOUT."),
     413: ("TooLarge", "The body is over the limit: PAYLOAD_TOO_LARGE."),
