@@ -42,7 +42,7 @@ class Door:
         return Response(STATUSES.get(type(error), 500), str(error).encode())
 
     async def locked(self, request: Request) -> Response:
-        self.keys.check(request)
+        await self.keys.check(request)
         return await self.open(request)
 
     async def open(self, request: Request) -> Response:
@@ -56,7 +56,7 @@ class Door:
         return Response(200, b"x" * 8_000_000)
 
     async def mirror(self, request: Request) -> Response:
-        self.keys.check(request)
+        await self.keys.check(request)
         await request.body(BODY_MAX)
         return await self.large(request)
 

@@ -378,7 +378,8 @@ class Keys:
     def check_key(self, given: bytes, request: Request, message: str = "unauthorized") -> None:
         """Sign the request in if this is the key. The right one is never made to wait for the wrong ones."""
         if self._is_right(given):
-            request.sign_in()
+            if self.needed:
+                request.sign_in()
             return
         if given and self._wrong_keys is not None and (wait_seconds := self._wrong_keys.note(request.address)):
             raise TooManyWrongKeys(wait_seconds)
