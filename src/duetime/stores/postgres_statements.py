@@ -194,8 +194,7 @@ BEGIN = f"""
     WITH {_LOOK},
     met AS MATERIALIZED (
         (
-            SELECT {_CANDIDATE}, lane, {_PAUSED} AS paused, row_number() OVER (ORDER BY fire_at, seq) = {REACH} AS last
-            FROM timers
+            SELECT {_CANDIDATE}, lane, {_PAUSED} AS paused, false AS last FROM timers
             WHERE {_ALONE} AND fire_at <= {_NOW} AND (status = 'pending' OR {_LOST} AND NOT {_PAUSED})
             ORDER BY fire_at, seq LIMIT {REACH}
         )
@@ -233,6 +232,7 @@ BEGIN = f"""
         ) END AS at
         FROM (
             SELECT CASE WHEN (SELECT count(*) FROM due) = (SELECT count(*) FROM open)
+                AND (NOT {_ALONE} OR (SELECT count(*) FROM met) < {REACH})
                 AND NOT EXISTS (SELECT FROM met WHERE last) THEN (SELECT count(*) FROM due) END AS number
         ) AS everything
     ),
