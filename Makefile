@@ -12,7 +12,7 @@ VENV_BENCH := .venv-bench
 READY_BENCH := $(VENV_BENCH)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format lint types bench bench-full crash broker-crash chaos isolation screenshots lock clean postgres15 chromium
+.PHONY: help run test check format lint types bench bench-full crash broker-crash chaos isolation mutants screenshots lock clean postgres15 chromium
 
 help: ## list the tasks
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,10 @@ chaos: $(READY_DEV) isolation ## do all kinds of harm to a cluster under load, f
 isolation: $(READY_DEV) ## measure on both stores what one tenant's trouble does to another, in about half an hour
 	@$(BIN)/python -m tests.isolation --store both
 
+mutants: $(READY_DEV) ## change the code in small ways and see which changes no test notices (`make mutants SAMPLE=200`, or MODULES="retry service")
+	@$(BIN)/python -m tests.mutants $(MODULES) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(JOBS),--jobs $(JOBS)) $(if $(DOCUMENT),--document)
+
 screenshots: $(READY_DEV) ## make the pictures of the web page that are in docs/images
 	@$(BIN)/python -m tests.web.screenshots
 
@@ -65,7 +69,7 @@ lock: ## write the lock files anew from pyproject.toml and requirements-bench.in
 	@$(COMPILE) requirements-bench.in -o requirements-bench.lock
 
 clean: ## remove what was set up
-	rm -rf $(VENV) $(VENV_BENCH) bench/peers/node_modules .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_BENCH) bench/peers/node_modules .mypy_cache .pytest_cache .ruff_cache .hypothesis .mutants
 
 # A lock file names all there is to install. Told to look for nothing else, pip asks for no versions that it does not name.
 INSTALL := pip install -q --disable-pip-version-check --require-hashes --no-deps -r

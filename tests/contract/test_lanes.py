@@ -399,6 +399,8 @@ async def test_where_nobody_waits_for_deadlines_a_lost_attempt_is_listed_at_once
         assert {each.destination for each in (await store.lanes(START)).lanes} == {origin(A), origin(B)}
         assert ids((await store.begin_lanes(BOB, held, 5, [Portion(lane(A), 5)])).timers) == [A]
         assert [each.destination for each in (await store.lanes(START)).lanes] == [origin(B)]
+        begun = await store.begin(BOB, held, 5)
+        assert (ids(begun.timers), begun.next_at) == ([B], None), "and nobody looks again at its deadline"
     finally:
         await store.close()
 

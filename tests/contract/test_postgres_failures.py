@@ -150,6 +150,47 @@ async def test_a_write_whose_answer_is_lost_may_have_happened(store, beside, pro
     assert (await beside.get("default", "canceled")).status is Status.CANCELED
 
 
+async def test_a_server_that_ends_a_connection_may_have_written(store: PostgresStore, database: str) -> None:
+    keeper = await asyncpg.connect(database)
+    try:
+        await keeper.execute("BEGIN; LOCK TABLE duetime.shards")
+        claim = asyncio.ensure_future(store.claim(ALICE, [0], LEASE_MS))
+        while not (waiting := await keeper.fetch("SELECT pid FROM pg_locks WHERE NOT granted")):
+            pass
+        await keeper.execute("SELECT pg_terminate_backend($1)", waiting[0]["pid"])
+        with pytest.raises(StoreIndeterminate, match=r"PostgreSQL went away: .*administrator"):
+            await claim
+    finally:
+        await keeper.close()
+    assert await store.claim(ALICE, [0], LEASE_MS) == {0: 1}
+
+
+AWAY = [
+    *(asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, asyncpg.ConnectionFailureError),
+    asyncpg.StatementCompletionUnknownError,
+]
+REFUSED = [
+    *(asyncpg.QueryCanceledError, asyncpg.SerializationError, asyncpg.DeadlockDetectedError),
+    *(asyncpg.CannotConnectNowError, asyncpg.CheckViolationError),
+]
+
+
+@pytest.mark.parametrize("error", [*AWAY, *REFUSED])
+async def test_only_a_refusal_says_that_nothing_was_written(
+    store: PostgresStore, error: type[asyncpg.PostgresError]
+) -> None:
+    used: list[asyncpg.Connection] = []
+
+    async def job(connection: asyncpg.Connection) -> None:
+        used.append(connection)
+        raise error("it said so")
+
+    for _ in range(2):
+        with pytest.raises(StoreIndeterminate if error in AWAY else postgres_pool.Refused, match="it said so"):
+            await store._pool.work(job)
+    assert (used[0] is used[1]) == (error in REFUSED), "after a refusal the connection can be used again, else not"
+
+
 async def test_a_read_whose_answer_is_lost_has_changed_nothing(store: PostgresStore, proxy: Proxy) -> None:
     for call in reads(store).values():
         proxy.on_answer = lambda answer: True

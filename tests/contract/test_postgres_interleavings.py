@@ -249,13 +249,13 @@ async def claimed_while_a_record_is_under_way(cast: Cast) -> None:
     assert await record == [True]
 
 
-async def begun_while_a_claim_is_under_way(cast: Cast, begin: Begin = Cast.begin) -> None:
-    """Alice's begin starts before Bob's claim is committed, and has to wait for it."""
+async def begun_while_a_claim_is_under_way(cast: Cast, begin: Begin = Cast.begin, claimer: bytes = BOB) -> None:
+    """Alice's begin starts before a claim is committed, and has to wait for it."""
     await with_timers(cast.clients, timer())
     held = await cast.owners[ALICE].claim(ALICE, [0], 1)
     cast.clock.advance(1)
     async with cast.locked("SELECT FROM shards WHERE shard = $1 FOR UPDATE"):
-        claim = asyncio.ensure_future(cast.owners[BOB].claim(BOB, [0], LEASE_MS))
+        claim = asyncio.ensure_future(cast.owners[claimer].claim(claimer, [0], LEASE_MS))
         await cast.audit.waiting(1)
         begun = asyncio.ensure_future(begin(cast, ALICE, held))
         await cast.audit.waiting(2, unless=begun)
@@ -265,6 +265,15 @@ async def begun_while_a_claim_is_under_way(cast: Cast, begin: Begin = Cast.begin
 
 async def begun_by_lane_while_a_claim_is_under_way(cast: Cast) -> None:
     await begun_while_a_claim_is_under_way(cast, Cast.begin_lanes)
+
+
+async def begun_while_ones_own_claim_is_under_way(cast: Cast) -> None:
+    """After it, a begin with the version of before would look like an attempt that was lost."""
+    await begun_while_a_claim_is_under_way(cast, claimer=ALICE)
+
+
+async def begun_by_lane_while_ones_own_claim_is_under_way(cast: Cast) -> None:
+    await begun_while_a_claim_is_under_way(cast, Cast.begin_lanes, ALICE)
 
 
 async def changed_while_a_begin_of_lanes_is_under_way(cast: Cast) -> None:
@@ -358,6 +367,8 @@ STORIES: list[Story] = [
     claimed_while_a_record_is_under_way,
     begun_while_a_claim_is_under_way,
     begun_by_lane_while_a_claim_is_under_way,
+    begun_while_ones_own_claim_is_under_way,
+    begun_by_lane_while_ones_own_claim_is_under_way,
     changed_while_a_begin_of_lanes_is_under_way,
     begun_by_age_and_by_lane_at_once,
     left_while_a_renewal_is_under_way,

@@ -10,10 +10,11 @@ import pytest
 
 from duetime import lifecycle
 from duetime.errors import StoreUnavailable
-from duetime.model import DAY_MS, FOREVER_MS, Status
+from duetime.model import DAY_MS, FOREVER_MS, Status, replace
 from duetime.stores.postgres import PostgresStore
 from duetime.stores.postgres_schema import SLICES_PER_RETENTION_MIN, slice_width_ms
 from tests.clocks import START, ManualClock
+from tests.contract.postgres_audit import Audit
 from tests.contract.timers import (
     ALICE,
     completed,
@@ -145,6 +146,17 @@ async def test_instances_that_miss_the_same_slice_make_it_once(store: PostgresSt
     await assert_counts_are_right(store)
 
 
+async def test_a_slice_ends_where_a_later_one_begins(store: PostgresStore, clock: ManualClock) -> None:
+    """As when the clock of the server was ahead for a while and has been put right."""
+    await with_timers(store, *(timers := spread(2)))
+    for live, days in zip(timers, (20, -5), strict=True):
+        clock.advance(days * DAY_MS)
+        assert await store.swap(live, lifecycle.cancel(live, now=clock.now()))
+    _, (_, ends_at), (later_at, _) = await slices(store)
+    assert clock.now() < ends_at == later_at
+    await assert_counts_are_right(store)
+
+
 async def test_a_slice_that_is_old_as_a_whole_is_dropped(store: PostgresStore, clock: ManualClock) -> None:
     await with_timers(store, *(ended(f"e{n}", Status.COMPLETED) for n in range(50)), ended("f", Status.FAILED))
     [(_, ends_at)] = await slices(store)
@@ -159,6 +171,38 @@ async def test_a_slice_that_is_old_as_a_whole_is_dropped(store: PostgresStore, c
     assert {id for _, id in await everything(store)} == {"live"}
     assert await store.tally() == dict.fromkeys(Status, 0) | {Status.PENDING: 1}
     assert all(starts_at >= ends_at for starts_at, _ in await slices(store))
+
+
+@pytest.fixture
+def audit(runner: asyncio.Runner, store: PostgresStore, database: str) -> Iterator[Audit]:
+    audit = runner.run(Audit.of(database))
+    yield audit
+    runner.run(audit.close())
+
+
+async def test_every_change_is_counted_in_the_slice_of_the_timer(store: PostgresStore, audit: Audit, clock) -> None:
+    """A count in the slice of another time is right until one of the two slices is dropped."""
+    await with_namespace(store, "short", retention_ms=2 * DAY_MS)
+    await with_timers(store, *(timers := spread(6, at=START - 9)), brief := timer("b", at=START + 9, namespace="short"))
+    begun = (await store.begin(ALICE, await holding(store), 5)).timers
+    again = [lifecycle.defer(t, fire_at=START + DAY_MS, now=START) for t in begun[3:]]
+    final = [completed(t) for t in begun[:3]]
+    assert await store.record(ALICE, [*zip(begun, [*final, *again], strict=True)]) == [True] * 5
+    await store.swap(timers[5], canceled := lifecycle.cancel(timers[5], now=START))
+    await store.swap(brief, lifecycle.cancel(brief, now=START))
+    await audit.check()
+    clock.advance(12 * DAY_MS)  # the slice of now is another one
+    assert await store.swap(final[0], lifecycle.replay(final[0], now=clock.now()))
+    assert await store.swap(final[1], None)
+    assert await store.swap(canceled, replace(canceled, correlation_id="moved"))
+    assert await store.swap(again[0], lifecycle.cancel(again[0], now=clock.now()))
+    await audit.check()
+    assert await store.purge(retention_ms=MONTH_MS, limit=100) == 1
+    await audit.check()
+    clock.advance(2 * MONTH_MS)
+    await store.purge(retention_ms=MONTH_MS, limit=100)
+    await audit.check()
+    await assert_counts_are_right(store)
 
 
 async def test_what_is_kept_for_less_time_goes_row_by_row(store: PostgresStore, clock: ManualClock) -> None:

@@ -122,3 +122,23 @@ def test_the_story_says_why_it_was_late(call: Callable[..., Any]) -> None:
     again = [attempt | {"deliveryId": "a"}, attempt | {"deliveryId": "b", "sentAt": "2026-10-22T11:30:00.005Z"}]
     replayed = timer | {"fireAt": "2026-10-22T11:30:00.000Z"}
     assert call("story", "lateness", replayed, again) == "Fired 5 ms after it was replayed."
+
+
+def test_times_are_told_by_the_clock_of_the_service_and_in_the_zone_of_whoever_looks(
+    open_page: Callable[..., Watched],
+) -> None:
+    page = open_page(timezone_id="America/St_Johns").page
+    ahead = page.evaluate(
+        f"""async () => {{
+          const time = await import("/ui/time.js");
+          Date.now = () => Date.parse("{NOW}");
+          time.setNow("2026-10-22T15:00:00Z");
+          const [then, before] = ["2026-10-22T17:30:00.250Z", "2026-10-22T12:00:00Z"];
+          return [time.now(), time.relative(then), time.about(then), time.relative(before), time.about(before),
+                  time.local(then), time.precise(then), time.offsetAt(then), time.offsetAt("2026-12-01T00:00:00Z")];
+        }}"""
+    )
+    assert ahead[1:] == [
+        *("in 2 hours 30 minutes", "in 2 hours", "3 hours ago", "3 hours ago"),
+        *("2026-10-22 15:00:00", "2026-10-22 15:00:00.250", "UTC-2:30", "UTC-3:30"),
+    ]

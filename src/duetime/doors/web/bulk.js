@@ -46,6 +46,7 @@ export async function bulk(kind, filters) {
   const line = el("p", { role: "status" });
   const stop = new AbortController();
   let done = 0;
+  let spent = 0; // What was done, and what a replay whose answer was lost may have done.
 
   const act = async () => {
     bar.hidden = false;
@@ -55,19 +56,25 @@ export async function bulk(kind, filters) {
       Object.entries({ namespace, correlationId, executeAfter, executeBefore }).filter(([, value]) => value),
     );
     if (kind === "replay") asked.status = status;
+    let limit = 0;
     try {
       let more = true;
       // What is replayed can fail again at once and would then be found again: no more than were counted.
-      while (more && done < most && !stop.signal.aborted) {
-        const answer = await api.post(`/timers/${kind}`, { ...asked, limit: Math.min(STEP, most - done) }, stop.signal);
+      while (more && spent < most && !stop.signal.aborted) {
+        limit = Math.min(STEP, most - spent);
+        const answer = await api.post(`/timers/${kind}`, { ...asked, limit }, stop.signal);
         done += answer[does.answer];
+        spent += answer[does.answer];
         more = answer.more;
         bar.value = done;
         line.textContent = `${does.done} ${number(done)} of ${counted(count)}. Close this to stop.`;
       }
       return true;
     } catch (error) {
-      if (!stop.signal.aborted) line.textContent = `After ${number(done)}: ${error.message}`;
+      const unknown = error.status === 0 || error.status >= 500;
+      if (unknown && kind === "replay") spent += limit;
+      const maybe = unknown ? ` Up to ${number(limit)} more may have been ${does.answer}.` : "";
+      if (!stop.signal.aborted) line.textContent = `After ${number(done)}: ${error.message}${maybe}`;
       return stop.signal.aborted;
     }
   };

@@ -23,6 +23,8 @@ export async function show(main, { path }, signal) {
   let timer;
   let attempts;
   let drawn = "";
+  let asked = 0;
+  let shown = 0;
 
   let busy = false;
   // The button stays enabled meanwhile: the focus comes back to it when a dialog closes.
@@ -53,8 +55,14 @@ export async function show(main, { path }, signal) {
     remove: act("Delete", remove, { class: "danger" }),
   };
 
+  // An answer that comes behind a later one is out of date.
   async function refresh() {
-    [timer, { attempts }] = await both();
+    asked += 1;
+    const mine = asked;
+    const answers = await both();
+    if (mine < shown) return;
+    shown = mine;
+    [timer, { attempts }] = answers;
     const fresh = JSON.stringify([timer, attempts]);
     if (fresh !== drawn) draw();
     else tick();
@@ -183,7 +191,11 @@ export async function show(main, { path }, signal) {
       { cancel: "Keep it" },
     );
     if (!answer) return;
-    await api.remove(where);
+    try {
+      await api.remove(where);
+    } catch (error) {
+      if (error.status !== 404) throw error; // It is gone already: an earlier try may have done it.
+    }
     say("Deleted.");
     location.hash = "#/timers";
   }

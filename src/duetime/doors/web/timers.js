@@ -89,13 +89,6 @@ export async function show(main, { query }, signal) {
   let follows = null;
   let asked = 0;
 
-  const load = async () => {
-    asked += 1;
-    const mine = asked;
-    const page = await api.get(`/timers?${api.query({ ...filters(), limit: PAGE, cursor: cursors.at(-1) })}`, signal);
-    return mine === asked ? page : null;
-  };
-
   function draw(page, quietly) {
     let changed = 0;
     const shown = page.timers.map((timer) => {
@@ -136,16 +129,21 @@ export async function show(main, { query }, signal) {
       ? el("div", { class: "card empty" }, el("p", {}, "No timer fits this filter."), button("Clear the filter", clear))
       : firstTimer();
 
-  async function tally() {
-    const found = await api.get(`/timers/count?${api.query(filters())}`, signal);
-    const text = `${counted(found)} ${found.timers === 1 && !found.more ? "timer" : "timers"}`;
-    if (count.textContent !== text) count.textContent = text;
-  }
-
+  // Answers may come in another order than they were asked for: only those to the latest question are shown.
   async function refresh(quietly = true) {
-    const page = await load();
-    if (page) draw(page, quietly);
-    await tally();
+    asked += 1;
+    const mine = asked;
+    const latest = () => mine === asked;
+    try {
+      const page = await api.get(`/timers?${api.query({ ...filters(), limit: PAGE, cursor: cursors.at(-1) })}`, signal);
+      if (latest()) draw(page, quietly);
+      const found = latest() && (await api.get(`/timers/count?${api.query(filters())}`, signal));
+      if (!found || !latest()) return;
+      const text = `${counted(found)} ${found.timers === 1 && !found.more ? "timer" : "timers"}`;
+      if (count.textContent !== text) count.textContent = text;
+    } catch (error) {
+      if (latest()) throw error;
+    }
   }
 
   // Whatever a person does shows what went wrong where the rows would be.

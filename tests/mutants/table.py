@@ -1,0 +1,61 @@
+"""Which modules are mutated, and which tests are run against their mutants, the quick ones that bite most first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+Stage = tuple[str, ...]
+"""What pytest is called with. The next stage is for what survived this one."""
+
+_PURE: Stage = tuple(f"tests/unit/test_{name}.py" for name in ("retry", "lifecycle", "lifecycle_fields"))
+_UNIT: Stage = ("tests/unit",)
+_ENGINE: Stage = ("tests/engine", "tests/simulation/test_simulation.py")
+_METRICS: Stage = ("tests/doors/test_paths.py",)
+_API: Stage = ("tests/doors", "-k", "durable or platform or overview or broker or nats_targets")
+_VERBS = ("walk", "begin", "put", "record", "swap", "fence", "ownership")
+_COMMON = tuple(f"tests/contract/test_{verb}.py" for verb in _VERBS)
+_MEMORY: Stage = ("tests/contract", "-k", "memory")
+_EMBEDDED: Stage = ("tests/contract", "-k", "(memory or sqlite) and not postgres")
+_POSTGRES: tuple[Stage, ...] = (
+    (*_COMMON, "-k", "postgres18"),
+    # Left out are tests that read the text of a statement, and fail whatever is changed in it.
+    ("tests/contract", "-k", "postgres18 and not test_a_bug_does_not_escape_the_audit"),
+)
+_POSTGRES_FAULTS: Stage = (
+    *("tests/contract/test_postgres_failures.py", "tests/contract/test_postgres_hints.py", "-k", "postgres18"),
+)
+_DOORS: Stage = ("tests/unit/test_http_doors.py",)
+_DURABLE: Stage = ("tests/doors", "-k", "durable or openapi or overview")
+_PLATFORM: Stage = ("tests/doors", "-k", "platform or nats_targets")
+
+STAGES: dict[str, tuple[Stage, ...]] = {
+    "lifecycle": (_PURE, _UNIT, _API, _ENGINE),
+    "retry": (_PURE,),
+    "service": (_UNIT, _API, _ENGINE),
+    "engine/alarm": (_ENGINE,),
+    "engine/destinations": (("tests/engine/test_destinations.py",), _ENGINE),
+    "engine/dispatcher": (_ENGINE, _METRICS),
+    "engine/engine": (("tests/engine/test_engine.py",), _ENGINE),
+    "engine/lanes": (("tests/engine/test_lanes.py",), _ENGINE),
+    "engine/ownership": (("tests/engine/test_engine.py",), _ENGINE),
+    "engine/recorder": (("tests/engine/test_engine.py",), _METRICS, _ENGINE),
+    "engine/watchdog": (("tests/engine/test_watchdog.py",), _ENGINE),
+    "stores/dealing": (("tests/contract/test_lanes.py", "-k", "memory"), _EMBEDDED),
+    "stores/gathering": (("tests/unit/test_gathering.py",),),
+    "stores/memory": ((*_COMMON, "-k", "memory"), _MEMORY, ("tests/simulation/test_simulation.py",)),
+    "stores/postgres": _POSTGRES,
+    "stores/postgres_statements": _POSTGRES,
+    "stores/postgres_pool": (_POSTGRES_FAULTS, *_POSTGRES),
+    "stores/postgres_hints": (_POSTGRES_FAULTS, *_POSTGRES),
+    "stores/sqlite": ((*_COMMON, "-k", "sqlite"), _EMBEDDED),
+    "stores/sqlite_due": (("tests/contract/test_lanes.py", *_COMMON, "-k", "sqlite"), _EMBEDDED),
+    "stores/sqlite_rows": ((*_COMMON, "-k", "sqlite"), _EMBEDDED),
+    "stores/targets": (_EMBEDDED,),
+    "doors/durable": (_DOORS, _DURABLE),
+    "doors/platform": (_DOORS, _PLATFORM),
+    "doors/wire": (("tests/unit/test_wire.py",), _API),
+}
+
+
+def path_of(module: str) -> Path:
+    return Path("src/duetime", f"{module}.py")

@@ -1,0 +1,352 @@
+"""The HTTP doors without a server: their answer to each error, a store that fails, and changes in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from duetime.deliverer import Deliverer
+from duetime.doors.durable import DurableDoor
+from duetime.doors.http import Keys, MethodNotAllowed, NotFound, Request, Response, TooBusy, Unauthorized
+from duetime.doors.platform import PlatformDoor
+from duetime.errors import (
+    InvalidInput,
+    NamespaceConflict,
+    PayloadTooLarge,
+    SecretNotFound,
+    StoreFailed,
+    StoreIndeterminate,
+    StoreUnavailable,
+    TimerConflict,
+    TimerNotFinal,
+    TimerNotFound,
+    TimerNotPending,
+    UnknownNamespace,
+)
+from duetime.model import SINGLE_ATTEMPT, HttpTarget, RetryPolicy, Status, Timer
+from duetime.service import Service
+from duetime.stores.memory import MemoryStore
+from duetime.telemetry import Telemetry
+from duetime.timetext import format_time
+from tests.clocks import START, ManualClock
+
+URL = "http://example.com/"
+ID = "123e4567-e89b-42d3-a456-426614174000"
+HOUR_MS = 3_600_000
+
+
+class Anything:
+    """A deliverer that takes every target."""
+
+    async def check(self, target: object) -> None:
+        pass
+
+
+class Racing(MemoryStore):
+    """Lets something happen behind the first look at a timer, or fails."""
+
+    behind: Callable[[], Awaitable[object]] | None = None
+    fails: Exception | None = None
+
+    async def get(self, namespace: str, id: str) -> Timer | None:
+        if self.fails:
+            raise self.fails
+        found = await super().get(namespace, id)
+        if self.behind:
+            happens, self.behind = self.behind, None
+            await happens()
+        return found
+
+    async def ping(self) -> None:
+        if self.fails:
+            raise self.fails
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = Racing(self.clock, shards=8)
+        deliverers: dict[Any, Deliverer] = {HttpTarget: Anything()}  # type: ignore[dict-item]
+        self.service = Service(self.store, deliverers, self.clock, lambda *timers: None)
+        self.telemetry = Telemetry()
+        self.durable = DurableDoor(
+            *(self.service, Keys(None), self.telemetry, None),  # type: ignore[arg-type]
+            request_bytes_max=10_000,
+            batch_bytes_max=100_000,
+            shards=8,
+        )
+        self.platform = PlatformDoor(self.service, Keys(None), self.telemetry, request_bytes_max=10_000)
+
+    def run(self, story: Callable[[], Awaitable[None]]) -> None:
+        async def told() -> None:
+            await self.store.open()
+            await self.service.start()
+            await story()
+
+        asyncio.run(told())
+
+    async def put(self, **changes: Any) -> None:
+        body = {"id": ID, "delay": "1h", "callbackUrl": URL, **changes}
+        await self.durable.create(request("POST", body))
+
+    def created(self) -> float:
+        page = self.telemetry.page(dict.fromkeys(Status, 0)).decode()
+        return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("duetime_creates_total{"))
+
+
+class Asked(Request):
+    """A request whose body has come."""
+
+    sent: bytes
+
+    async def body(self, bytes_max: int) -> bytes:
+        return self.sent
+
+
+def request(method: str, body: object, *parameters: str) -> Request:
+    asked = Asked(method, "/")
+    asked.parameters = parameters
+    asked.sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return asked
+
+
+RETRY = ("retry-after", "1")
+DURABLE = [
+    (PayloadTooLarge("body", "is large"), 413, "PAYLOAD_TOO_LARGE", None),
+    (InvalidInput("id", "is odd"), 400, "INVALID_INPUT", None),
+    (UnknownNamespace("n"), 400, "UNKNOWN_NAMESPACE", None),
+    (TimerNotFound(), 404, "TIMER_NOT_FOUND", None),
+    (TimerConflict("taken"), 409, "TIMER_CONFLICT", None),
+    (TimerNotFinal("pending"), 409, "TIMER_CONFLICT", None),
+    (TimerNotPending("cancel", "failed"), 409, "TIMER_NOT_PENDING", None),
+    (NamespaceConflict("taken"), 409, "NAMESPACE_CONFLICT", None),
+    (SecretNotFound(), 404, "SECRET_NOT_FOUND", None),
+    (Unauthorized(), 401, "UNAUTHORIZED", ("www-authenticate", "Bearer")),
+    (NotFound(), 404, "NOT_FOUND", None),
+    (MethodNotAllowed(["GET", "PUT"]), 405, "METHOD_NOT_ALLOWED", ("allow", "GET, PUT")),
+    (StoreUnavailable("10.0.0.7 is away"), 503, "UNAVAILABLE", RETRY),
+    (StoreIndeterminate("10.0.0.7 is away"), 503, "UNAVAILABLE", RETRY),
+    (StoreFailed("10.0.0.7 is away"), 503, "UNAVAILABLE", RETRY),
+    (TooBusy("busy"), 503, "UNAVAILABLE", RETRY),
+    (ValueError("10.0.0.7 is away"), 500, "INTERNAL_ERROR", None),
+]
+PLATFORM = [
+    (PayloadTooLarge("body", "is large"), 413, 2, None),
+    (InvalidInput("id", "is odd"), 400, 2, None),
+    (TimerNotPending("cancel", "failed"), 400, 2, None),
+    (TimerConflict("taken"), 409, 2, None),
+    (TimerNotFound(), 404, 3, None),
+    (NotFound(), 404, 3, None),
+    (MethodNotAllowed(["GET", "PUT"]), 405, 2, ("allow", "GET, PUT")),
+    (Unauthorized(), 401, 4, None),
+    (StoreUnavailable("10.0.0.7 is away"), 503, 1, RETRY),
+    (StoreIndeterminate("10.0.0.7 is away"), 503, 1, RETRY),
+    (ValueError("10.0.0.7 is away"), 500, 1, None),
+]
+
+
+def told(response: Response) -> tuple[dict[str, Any], dict[str, str]]:
+    headers = {name.decode(): value.decode() for name, value in response.headers}
+    assert headers.pop("content-type").startswith("application/json")
+    assert b"10.0.0.7" not in response.body, "what an error says of the store is for the log"
+    said: dict[str, Any] = json.loads(response.body)
+    return said, headers
+
+
+@pytest.mark.parametrize(("error", "status", "code", "header"), DURABLE, ids=lambda value: type(value).__name__)
+def test_what_the_durable_door_answers_to_an_error(error: Exception, status: int, code: str, header: Any) -> None:
+    response = World().durable.refusal(error)
+    said, headers = told(response)
+    assert (response.status, said["error"], headers) == (status, code, dict([header] if header else []))
+    assert said["details"] == ({"field": error.field} if isinstance(error, InvalidInput) else {})
+
+
+@pytest.mark.parametrize(("error", "status", "code", "header"), PLATFORM, ids=lambda value: type(value).__name__)
+def test_what_the_platform_door_answers_to_an_error(error: Exception, status: int, code: int, header: Any) -> None:
+    response = World().platform.refusal(error)
+    said, headers = told(response)
+    assert (response.status, said["code"], headers) == (status, code, dict([header] if header else []))
+
+
+def test_a_field_that_was_refused_further_in_has_the_spelling_of_the_door() -> None:
+    said, _ = told(World().durable.refusal(InvalidInput("callback_url", "leads inside")))
+    assert (said["details"], said["message"]) == ({"field": "callbackUrl"}, "callbackUrl leads inside")
+
+
+def test_a_batch_fails_as_a_whole_when_the_store_fails() -> None:
+    """A repeat whose time is past is looked up: without an answer nobody knows whether it is one."""
+    world = World()
+
+    async def story() -> None:
+        world.store.fails = StoreUnavailable("away")
+        past = {"id": "a", "executeAt": format_time(START - 1), "callbackUrl": URL}
+        with pytest.raises(StoreUnavailable):
+            await world.durable.batch(request("POST", {"timers": [past]}))
+
+    world.run(story)
+
+
+def test_every_way_to_make_a_timer_is_counted() -> None:
+    world = World()
+
+    async def story() -> None:
+        body = {"delay": "1h", "callbackUrl": URL}
+        await world.durable.create(request("POST", body))
+        await world.durable.upsert(request("POST", body))
+        await world.durable.batch(request("POST", {"timers": [body, body]}))
+        snake = {"execute_at": format_time(START + HOUR_MS), "callback_url": URL}
+        await world.platform.create(request("POST", snake))
+        assert world.created() == 5
+
+    world.run(story)
+
+
+@pytest.mark.parametrize("door", ["durable", "platform"])
+def test_an_update_changes_what_is_there_and_not_what_was_there_when_it_looked(door: str) -> None:
+    world = World()
+
+    async def story() -> None:
+        await world.put(payload={"n": 1})
+
+        async def happens() -> None:
+            await world.durable.update(request("PUT", {"payload": {"n": 2}}, "default", ID))
+
+        world.store.behind = happens
+        if door == "durable":
+            await world.durable.update(request("PUT", {"callbackMethod": "PUT"}, "default", ID))
+        else:
+            await world.platform.update(request("PUT", {"callback_method": "PUT"}, ID))
+        timer = await world.service.get("default", ID)
+        assert bytes(timer.definition.payload) == b'{"n": 2}'
+        assert isinstance(timer.definition.target, HttpTarget) and timer.definition.target.method == "PUT"
+
+    world.run(story)
+
+
+@pytest.mark.parametrize("fails", [StoreUnavailable("away"), TimeoutError()])
+def test_health_says_that_the_store_is_away(fails: Exception) -> None:
+    world = World()
+
+    async def story() -> None:
+        assert (await world.platform.health(request("GET", None))).status == 200
+        world.store.fails = fails
+        response = await world.platform.health(request("GET", None))
+        assert (response.status, json.loads(response.body)["data"]["status"]) == (500, "degraded")
+
+    world.run(story)
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "why"),
+    [
+        *((5_000, None), (4_999, "must be in the future by at least 5 seconds")),
+        *(
+            (1, "must be in the future by at least 5 seconds"),
+            (0, "must be in the future"),
+            (-1, "must be in the future"),
+        ),
+    ],
+)
+def test_how_far_ahead_a_timer_of_the_platform_has_to_be(ahead_ms: int, why: str | None) -> None:
+    world = World()
+
+    async def story() -> None:
+        asked = request("POST", {"execute_at": format_time(START + ahead_ms), "callback_url": URL})
+        if why is None:
+            assert (await world.platform.create(asked)).status == 201
+            return
+        with pytest.raises(InvalidInput) as refused:
+            await world.platform.create(asked)
+        assert (refused.value.field, refused.value.reason) == ("execute_at", why)
+
+    world.run(story)
+
+
+def test_a_finished_timer_can_not_be_updated_whatever_is_wrong_with_the_update() -> None:
+    world = World()
+
+    async def story() -> None:
+        await world.put()
+        await world.platform.cancel(request("DELETE", None, ID))
+        with pytest.raises(TimerNotPending):
+            await world.platform.update(request("PUT", {"execute_at": format_time(START - 1)}, ID))
+        with pytest.raises(TimerNotPending):
+            await world.durable.update(request("PUT", {"executeAt": format_time(START - 1)}, "default", ID))
+
+    world.run(story)
+
+
+def test_what_a_retry_policy_of_the_platform_leaves_out() -> None:
+    """In a new timer it is the default, not that of a timer without a policy; in an update it stays as it is."""
+    world = World()
+
+    async def policy(id: str) -> RetryPolicy:
+        return (await world.service.get("default", id)).definition.retry
+
+    async def story() -> None:
+        body = {"execute_at": format_time(START + HOUR_MS), "callback_url": URL}
+        plain = json.loads((await world.platform.create(request("POST", body))).body)["data"]["id"]
+        assert await policy(plain) == SINGLE_ATTEMPT
+        body["retry_policy"] = {"initial_interval": "7s"}
+        made = json.loads((await world.platform.create(request("POST", body))).body)["data"]["id"]
+        assert await policy(made) == replace(RetryPolicy(), initial_interval_ms=7_000)
+        await world.platform.update(request("PUT", {"retry_policy": {"max_retries": 3}}, made))
+        assert await policy(made) == replace(RetryPolicy(), initial_interval_ms=7_000, max_retries=3)
+
+    world.run(story)
+
+
+def test_a_batch_that_is_read_part_by_part_has_its_key_once_however_it_is_written() -> None:
+    world = World()
+
+    async def story() -> None:
+        large = json.dumps([{"delay": "1h", "callbackUrl": URL, "payload": "x" * 9_000}] * 2).encode()
+        with pytest.raises(InvalidInput, match='"timers" twice'):
+            await world.durable.batch(request("POST", b'{"timers": %b, "t\\u0069mers": %b}' % (large, large)))
+
+    world.run(story)
+
+
+def test_each_part_of_a_batch_may_be_as_deep_as_a_timer_alone() -> None:
+    world = World()
+
+    async def story() -> None:
+        deep = b'{"delay": "1h", "callbackUrl": "%b", "payload": %b"\\u00e9"%b}' % (URL.encode(), b"[" * 63, b"]" * 63)
+        assert (await world.durable.create(request("POST", deep))).status == 200
+        large = b'{"delay": "1h", "callbackUrl": "%b", "payload": "%b"}' % (URL.encode(), b"x" * 9_900)
+        answer = await world.durable.batch(request("POST", b'{"timers": [%b, %b]}' % (deep, large)))
+        assert [result["status"] for result in json.loads(answer.body)["results"]] == [200, 200]
+
+    world.run(story)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"callback_url": URL}, {"callback_method": "PUT"}, {"callback_headers": {"x-a": "b"}}]
+)
+def test_a_callback_of_nats_does_not_come_with_parts_of_one_of_http(extra: dict[str, Any]) -> None:
+    world = World()
+
+    async def story() -> None:
+        body = {"execute_at": format_time(START + HOUR_MS), "callback": {"type": "nats", "topic": "a.b"}, **extra}
+        with pytest.raises(InvalidInput, match=r"^callback must not come with callback_url"):
+            await world.platform.create(request("POST", body))
+
+    world.run(story)
+
+
+def test_a_number_of_thousands_of_digits_is_refused_like_any_other_that_is_too_large() -> None:
+    world = World()
+
+    async def story() -> None:
+        asked = request("GET", None)
+        asked.query_string = b"limit=" + b"9" * 5_000
+        for door in (world.platform, world.durable):
+            with pytest.raises(InvalidInput, match=r"^limit must be a whole number from 1 to"):
+                await door.list(asked)
+
+    world.run(story)
