@@ -137,7 +137,7 @@ class Connection(asyncio.BufferedProtocol):
             drained.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._server.buffer[: READ_BODY_AT_ONCE_MAX if self._asked else READ_AT_ONCE_MAX]
+        return self._server.buffer if self._asked else self._server.small_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         self._received(bytes(self._server.buffer[:nbytes]))
@@ -348,12 +348,14 @@ class Connection(asyncio.BufferedProtocol):
     async def _answer(self, request: Request) -> None:
         try:
             response = await self._server.application.answer(request)
-            await self._until_drained()
+            if self._drained is not None:
+                await self._until_drained()
             if response is not None and not self._transport.is_closing():
                 last = request.last or self._server.stopping or self._lingers(request)
                 if not isinstance(response, Stream) or request.method == "HEAD":
                     self._write(response, last=last, bare=request.method == "HEAD")
-                    await self._until_drained()  # The answer may be as large as the body, whose bytes stay counted.
+                    if self._drained is not None:  # The answer may be as large as the body, whose bytes stay counted.
+                        await self._until_drained()
                 elif not self._left:
                     await self._stream(response, last=last, chunked=not request.old)
                 if last:

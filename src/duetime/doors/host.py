@@ -44,6 +44,8 @@ class Host(Protocol):
     """Of connections without a valid key or session."""
     buffer: memoryview
     """What connections read into, one after the other."""
+    small_buffer: memoryview
+    """The beginning of it, where no body is asked for."""
     date: bytes
     """For the heads of answers."""
     stopping: bool

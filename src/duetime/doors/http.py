@@ -237,9 +237,8 @@ class Request:
 
     def again(self, body: bytes) -> Request:
         """Another request with the same head, whose body has come already."""
-        other = Request(
-            *(self.method, self.path, self.raw_path, self.query_string, self.headers, self._connection, self._framing)
-        )
+        head = self.method, self.path, self.raw_path, self.query_string, self.headers
+        other = Request(*head, self._connection, self._framing)
         other._body = body
         other._fed = len(body)
         other.whole = True

@@ -8,7 +8,7 @@ from email.utils import formatdate
 
 from duetime.doors.admission import Admission
 from duetime.doors.budget import BODIES_BYTES_MAX, Budget
-from duetime.doors.connection import READ_BODY_AT_ONCE_MAX, Connection
+from duetime.doors.connection import READ_AT_ONCE_MAX, READ_BODY_AT_ONCE_MAX, Connection
 from duetime.doors.host import Application, Served
 from duetime.errors import SettingsError
 from duetime.telemetry import Telemetry
@@ -34,6 +34,7 @@ class Server:
         self.bodies = Budget(bodies_bytes_max)
         self.anonymous_bodies = Budget(bodies_bytes_max // ANONYMOUS_PART)
         self.buffer = memoryview(bytearray(READ_BODY_AT_ONCE_MAX))
+        self.small_buffer = self.buffer[:READ_AT_ONCE_MAX]
         self.admission = admission or Admission(CONNECTIONS_MAX, Telemetry())
         self.date = b""
         self.connections: set[Served] = set()
