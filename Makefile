@@ -12,7 +12,7 @@ VENV_BENCH := .venv-bench
 READY_BENCH := $(VENV_BENCH)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format lint types bench bench-full crash broker-crash chaos isolation mutants screenshots lock clean postgres15 chromium
+.PHONY: help run test check format lint types bench bench-full crash broker-crash chaos isolation mutants upgrade screenshots lock clean postgres15 chromium
 
 help: ## list the tasks
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,7 +46,7 @@ crash: $(READY_DEV) ## kill -9 the service 100 times under load and count what w
 broker-crash: $(READY_DEV) ## kill -9 the broker and the service 20 times each under commands and count what was lost
 	@$(BIN)/python -m tests.e2e.broker_crash --commands 20000 --broker-kills 20 --instance-kills 20
 
-chaos: $(READY_DEV) isolation ## do all kinds of harm to a cluster under load, for an hour, and count what was lost
+chaos: $(READY_DEV) isolation upgrade ## do all kinds of harm to a cluster under load, for an hour, and count what was lost
 	@$(BIN)/python -m tests.chaos
 
 isolation: $(READY_DEV) ## measure on both stores what one tenant's trouble does to another, in about half an hour
@@ -55,6 +55,9 @@ isolation: $(READY_DEV) ## measure on both stores what one tenant's trouble does
 mutants: $(READY_DEV) ## change the code in small ways and see which changes no test notices (`make mutants SAMPLE=200`, or MODULES="retry service")
 	@$(BIN)/python -m tests.mutants $(MODULES) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(JOBS),--jobs $(JOBS)) $(if $(DOCUMENT),--document)
+
+upgrade: $(READY_DEV) ## replace the last release by this version and back under load, and count what was lost or sent twice
+	@$(BIN)/python -m tests.upgrade
 
 screenshots: $(READY_DEV) ## make the pictures of the web page that are in docs/images
 	@$(BIN)/python -m tests.web.screenshots

@@ -11,13 +11,14 @@
     ├── NamespaceConflict    the name is taken by a namespace with other settings
     ├── TooManyNamespaces    there are as many as the settings allow
     ├── SecretNotFound       the namespace has no such secret
+    ├── Quarantined          this program can't read the timer or the namespace that is stored
     ├── SettingsError        a setting is missing or wrong; the start stops with this line
     └── StoreError
         ├── StoreUnavailable     nothing was written; try again later
         ├── StoreIndeterminate   a write was sent and its fate is unknown: never retry it blindly
         └── StoreFailed          the store must not be trusted any more; the process stops
 
-Doors translate all but the last two into 4xx answers and ``StoreError`` into their own 5xx.
+Doors translate ``Quarantined`` and ``StoreError`` into their own 5xx, and all others but ``SettingsError`` into 4xx.
 """
 
 from __future__ import annotations
@@ -84,6 +85,16 @@ class TooManyNamespaces(DuetimeError):
 class SecretNotFound(DuetimeError):
     def __init__(self) -> None:
         super().__init__("the namespace has no secret with this id")
+
+
+class Quarantined(DuetimeError):
+    """A row that this program can't read. It is kept as it is, and nothing is sent for it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} is quarantined: this version of Duetime can't read what is stored. It is kept, and nothing is "
+            "sent; the log of the service has the reason"
+        )
 
 
 class SettingsError(DuetimeError):

@@ -23,6 +23,7 @@ from duetime.deliverer import Deliverers
 from duetime.errors import (
     DuetimeError,
     NamespaceConflict,
+    Quarantined,
     SecretNotFound,
     StoreError,
     StoreUnavailable,
@@ -35,7 +36,7 @@ from duetime.errors import (
 )
 from duetime.model import DAY_MS, Definition, Namespace, NatsTarget, Secret, Status, Target, Timer, destination_of
 from duetime.sharding import shard_of
-from duetime.store import Filter, Hint, Instance, Page, Place, Query, Store, Taken
+from duetime.store import Filter, Hint, Instance, Page, Place, Quarantine, Query, Store, Taken
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class Service:
             if isinstance(answer, tuple) and (there := next(taken)) is not None:
                 try:
                     answers[n] = await self._first(answer[0], there), False
-                except (TimerConflict, TimerNotFound) as error:
+                except (TimerConflict, TimerNotFound, Quarantined) as error:
                     answers[n] = error
         if timers:
             self._nudge(*timers)
@@ -506,6 +507,9 @@ class Service:
 
     async def tally(self) -> dict[Status, int]:
         return await self._store.tally()
+
+    async def quarantine(self) -> Quarantine:
+        return await self._store.quarantine()
 
     async def ping(self) -> None:
         await self._store.ping()

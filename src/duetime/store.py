@@ -9,6 +9,9 @@ The contract, which ``tests/contract`` holds every store to:
   at the moment of the write: an owner that was replaced changes nothing, however late its statement arrives.
 - **One clock.** Whether a timer is due and whether a lease has run out is judged by the store's clock alone.
 - **Whole.** A timer comes back exactly as it was put, its payload byte for byte.
+- **Row by row.** A row that can't be read, because it is damaged or a newer program wrote it, hides no other one. Lists
+  leave it out. A begin puts it into quarantine: it stays where it is and is not begun again, until a program that can
+  read it opens the store. The timers of a namespace that can't be read are held back.
 """
 
 from __future__ import annotations
@@ -127,6 +130,13 @@ class Overdue(Struct, frozen=True):
     timers: int  # counting stops at a limit
 
 
+class Quarantine(Struct, frozen=True):
+    """What the program can't read."""
+
+    timers: int = 0  # those that a begin, or opening the store, has met
+    namespaces: dict[str, str] = {}  # name → reason
+
+
 class Sort(enum.StrEnum):
     CREATED_AT = "created_at"
     EXECUTE_AT = "execute_at"
@@ -230,13 +240,14 @@ class Store(Protocol):
 
     async def put(self, timer: Timer) -> Timer | None:
         """Write a new timer, which nothing has happened to yet; when its identity is taken, leave that one alone and
-        return it."""
+        return it, or raise ``Quarantined`` if it can't be read."""
 
     async def put_many(self, timers: Sequence[Timer]) -> list[Timer | Taken | None]:
-        """``put`` for each, in one durable write. Of the timers that were there it reads ``PAGE_BYTES_MAX``."""
+        """``put`` for each, in one durable write. Of the timers that were there it reads ``PAGE_BYTES_MAX``,
+        and those that can be read."""
 
     async def get(self, namespace: str, id: str) -> Timer | None:
-        """The timer as last written, pending or final."""
+        """The timer as last written, pending or final; raises ``Quarantined`` if it can't be read."""
 
     async def swap(self, before: Timer, after: Timer | None) -> bool:
         """Replace ``before`` by ``after`` (None: remove it) if it is still at its revision; say whether it was."""
@@ -337,14 +348,15 @@ class Store(Protocol):
         each namespace at a time, so that nobody waits long; less than ``limit`` only when no more are old."""
 
     async def namespaces(self) -> list[Namespace]:
-        """Every namespace; ``default`` is always among them. Cheap while none has changed."""
+        """Every namespace that can be read; ``default`` is among them, unless its row is damaged. From here on the
+        timers of the others are neither begun nor listed as due. Cheap while none has changed."""
 
     async def namespace(self, name: str) -> Namespace | None:
-        """The namespace of this name."""
+        """The namespace of this name; raises ``Quarantined`` if it can't be read."""
 
     async def put_namespace(self, namespace: Namespace, most: int | None = None) -> Namespace | None:
-        """Write a new namespace; when the name is taken, leave that one alone and return it. Raises
-        ``TooManyNamespaces`` when there are ``most`` already."""
+        """Write a new namespace; when the name is taken, leave that one alone and return it, or raise ``Quarantined``
+        if it can't be read. Raises ``TooManyNamespaces`` when there are ``most`` already."""
 
     async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
         """Replace ``before`` by ``after``, which has the next revision, if it is still at its own; say whether."""
@@ -356,3 +368,6 @@ class Store(Protocol):
 
     async def session_ended(self, id: bytes, ends_at: int) -> bool:
         """Whether this session is noted as over."""
+
+    async def quarantine(self) -> Quarantine:
+        """What can't be read, as far as it was met."""

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from duetime.model import OutcomeKind, Status, Unsent
+from duetime.store import Quarantine
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -21,6 +22,7 @@ LATENESS_SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0),
 )
+NOTHING_QUARANTINED = Quarantine()
 _LATENESS_MS = [round(seconds * 1000) for seconds in LATENESS_SECONDS]
 
 
@@ -170,15 +172,32 @@ class Telemetry:
         """What this process has counted and measured."""
         return generate_latest(self._own)
 
-    def page(self, timers: Mapping[Status, int], workers: Mapping[str, bytes] | None = None) -> bytes:
+    def page(
+        self,
+        timers: Mapping[Status, int],
+        workers: Mapping[str, bytes] | None = None,
+        quarantine: Quarantine = NOTHING_QUARANTINED,
+    ) -> bytes:
         """The metrics page: the store's own counts as of now, and what this process has to say; or, of several that
         share a port, each of the ``workers`` by its own page."""
         in_store = GaugeMetricFamily("duetime_timers", "Timers in the store, by status.", labels=["status"])
         for status, count in timers.items():
             in_store.add_metric([status.value], count)
+        aside = [
+            GaugeMetricFamily(
+                "duetime_quarantined_timers",
+                "Timers in the store that the program can't read, and that are not sent.",
+                value=quarantine.timers,
+            ),
+            GaugeMetricFamily(
+                "duetime_quarantined_namespaces",
+                "Namespaces that the program can't read, and whose timers are not sent.",
+                value=len(quarantine.namespaces),
+            ),
+        ]
         said = self._own.collect() if workers is None else _labeled(workers)
         page = CollectorRegistry()
-        page.register(_Collected([in_store, *said]))
+        page.register(_Collected([in_store, *aside, *said]))
         return generate_latest(page)
 
 

@@ -233,7 +233,7 @@ class Statements:
     """The store's statements about lanes, with what the store would give them."""
 
     def __init__(self, store: PostgresStore, held: dict[int, int], clock: ManualClock) -> None:
-        self._look = ALICE, [held[shard] for shard in range(store.shards)], 500, clock.now(), False
+        self._look = ALICE, [held[shard] for shard in range(store.shards)], 500, clock.now(), False, ["nobody"]
         self._now = clock.now()
 
     def begin(self, lane_max: int | None = None) -> tuple[object, ...]:

@@ -114,7 +114,7 @@ def stopped_in_a_begin(url: str, segment: int | None, way: str) -> Iterator[None
     with closing(Stopped(url, segment)) as client:
         client.prepare(getattr(postgres_statements, way))
         versions = ", ".join(["1"] * SHARDS)
-        client.ask(f"EXECUTE it ('\\x{ALICE.hex()}', ARRAY[{versions}], 1000, {START}, false, {BEGINS[way]})")
+        client.ask(f"EXECUTE it ('\\x{ALICE.hex()}', ARRAY[{versions}], 1000, {START}, false, '{{}}', {BEGINS[way]})")
         yield
 
 

@@ -277,7 +277,8 @@ def test_begin_by_lane_finds_what_is_due_in_order_and_sorts_no_table(plans, anal
 @pytest.mark.parametrize("verb", ["begin", "begin_lanes"])
 def test_paused_namespaces_are_found_without_the_others(plans, verb: str, analyzed: bool) -> None:
     [plan] = plans[verb, analyzed]
-    assert part(plan, "paused")["Index Name"] == "namespaces_paused"
+    paused, held_back = part(plan, "paused")["Plans"]
+    assert paused["Index Name"] == "namespaces_paused" and held_back["Node Type"] == "ProjectSet"
 
 
 @in_both_ages

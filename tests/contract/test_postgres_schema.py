@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import asyncpg
+import msgspec
 import pytest
 
 from duetime import lifecycle
 from duetime.errors import SettingsError
 from duetime.model import DEFAULT_NAMESPACE, Status
 from duetime.stores.postgres import PostgresStore
+from duetime.stores.postgres_opening import LOCK_MS_MAX
 from duetime.stores.postgres_schema import MIGRATIONS
 from tests.clocks import START, ManualClock
 from tests.contract.stores import SHARDS
@@ -19,6 +22,7 @@ from tests.contract.timers import (
     OLD_IDS,
     assert_old_lanes_fire,
     changed,
+    changed_to,
     completed,
     ended,
     everything,
@@ -26,6 +30,7 @@ from tests.contract.timers import (
     in_old_lanes,
     old_key,
     spread,
+    switch,
     timer,
     with_namespace,
     with_timers,
@@ -34,21 +39,23 @@ from tests.postgres import Postgres
 
 OLDER = """
     SET search_path = duetime;
+    DELETE FROM meta WHERE name = 'steps';
     UPDATE meta SET value = 1 WHERE name = 'schema';
-    ALTER TABLE timers DROP COLUMN lane;
-    ALTER TABLE history DROP COLUMN lane;
-    ALTER TABLE namespaces DROP COLUMN revision;
+    DROP TABLE quarantine;
+    DROP TRIGGER timers_without_lane ON timers;
+    DROP TRIGGER namespaces_revision ON namespaces;
+    DROP FUNCTION give_lane, next_revision, lane_of;
+    ALTER TABLE timers DROP COLUMN lane, DROP COLUMN parked;
+    ALTER TABLE namespaces DROP COLUMN weight, DROP COLUMN revision;
     CREATE INDEX timers_seq ON timers ((seq + 0));
     CREATE INDEX history_seq ON history ((seq + 0));
-    DROP TYPE new_row, end_row, move_row, whole_row;
+    DROP TYPE new_row, end_row, move_row, whole_row, new_timer, live_timer;
 """
 
 
 PARKED = """
     UPDATE meta SET value = 4 WHERE name = 'schema';
     UPDATE timers SET parked = namespace WHERE namespace IN ('resumed', 'paused');
-    UPDATE namespaces SET definition = convert_to(
-        (convert_from(definition, 'UTF8')::jsonb - 'weight' - 'revision')::text, 'UTF8');
 """
 """Makes the database, after ``OLDER`` and the third and fourth step, one of schema 4 with timers that are held back."""
 
@@ -130,6 +137,57 @@ async def test_the_timers_of_an_older_database_get_their_lanes(opened, server: P
         *(("default", 1, 0), ("resumed", 1, 0), ("paused", 1, 0))
     }
     await assert_old_lanes_fire(store, paused, canceled)
+
+
+async def test_a_program_of_before_works_on_the_same_tables(opened, server: Postgres, database: str) -> None:
+    store = await opened(database)
+    assert server.sql("SELECT value FROM duetime.meta WHERE name = 'schema'", database) == "4"
+    await with_timers(store, *(old := in_old_lanes()))
+    # A row as a program writes it that knows nothing of lanes.
+    columns = "seq, uuid, namespace, id, shard, definition, timeout_ms, fingerprint, created_at, updated_at, revision, "
+    columns += "firing, execute_at, fire_at, status, attempt, failures, lost, version, attempts"
+    unlike = columns.replace("uuid", "sha256(uuid)").replace("seq,", "seq + 1000,", 1).replace(" id,", " id || '+',")
+    server.sql(f"SET search_path = duetime; INSERT INTO timers ({columns}) SELECT {unlike} FROM timers", database)
+    rows = await store._pool.read("SELECT id, lane FROM timers")
+    lanes = {id: lane for id, lane in rows}
+    assert len(lanes) == 2 * len(old)
+    assert all(lanes[f"{t.id}+"] == t.lane == lanes[t.id] for t in old)
+
+    [namespace] = await store.namespaces()
+    first = {name: getattr(namespace, name) for name in ("name", "shards", "created_at")}
+    whole = {**first, "retention_ms": None, "paused": False, "secrets": []}
+    [(definition,)] = await store._pool.read("SELECT definition FROM namespaces")
+    assert definition == msgspec.json.encode(whole)  # It compares this, byte by byte.
+    namespace = await switch(store, namespace, weight=7)
+    changed_there = msgspec.json.encode({**whole, "retention_ms": 5})
+    update = "UPDATE namespaces SET paused = true, definition = $2 WHERE definition = $1 RETURNING 1"
+    assert await store._pool.write(update, definition, changed_there)
+    assert not await store.swap_namespace(namespace, changed_to(namespace, weight=9))
+    [there] = await store.namespaces()
+    assert (there.weight, there.retention_ms, there.revision) == (7, 5, namespace.revision + 1)
+    await switch(store, there, weight=9)
+
+
+async def test_a_step_waits_for_no_lock_that_others_wait_for(opened, server: Postgres, database: str) -> None:
+    store = await opened(database)
+    await with_timers(store, *in_old_lanes())
+    await store.close()
+    server.sql(OLDER + MIGRATIONS[2] + MIGRATIONS[3] + PARKED, database)
+    busy, other = await asyncpg.connect(database), await asyncpg.connect(database)
+    try:
+        writing = busy.transaction()
+        await writing.start()
+        await busy.execute("LOCK TABLE duetime.timers IN ROW EXCLUSIVE MODE")
+        opening = asyncio.create_task(opened(database))
+        for _ in range(20):  # Whatever the step is doing, others get through.
+            await other.execute("UPDATE duetime.timers SET updated_at = updated_at", timeout=4 * LOCK_MS_MAX / 1000)
+        assert not opening.done()
+        await writing.rollback()
+        store = await opening
+        assert not await store._pool.read("SELECT FROM timers WHERE lane = 0")
+    finally:
+        await busy.close()
+        await other.close()
 
 
 async def test_reopening_keeps_everything(opened, database: str) -> None:

@@ -54,6 +54,7 @@ except SettingsError as error:
 
 
 WITHOUT_LANES = """
+    DROP TABLE quarantine;
     DROP INDEX timers_due;
     DROP INDEX timers_lane;
     ALTER TABLE timers DROP COLUMN lane;

@@ -41,10 +41,18 @@ _ADVICE = {
 }
 
 
+_QUARANTINE_ADVICE = "the log names each with its reason; docs/operate/upgrades.md says what to do"
+
+
 class Finding(Struct, frozen=True):
     about: str
     ok: bool
     says: str
+
+
+class QuarantinedCounts(Struct, frozen=True):
+    timers: int = 0
+    namespaces: int = 0
 
 
 class Readiness(Struct, frozen=True):
@@ -53,6 +61,7 @@ class Readiness(Struct, frozen=True):
     status: str
     reason: str | None = None
     overdue: dict[str, int] = {}
+    quarantined: QuarantinedCounts = QuarantinedCounts()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -155,6 +164,13 @@ async def _service(settings: Settings) -> AsyncIterator[Finding]:
             yield Finding("overdue", reason not in OURS, f"{count} {_ADVICE[reason]}")
     if not readiness.overdue:
         yield Finding("overdue", True, "no timer is overdue")
+    aside = readiness.quarantined
+    if aside.timers:
+        yield Finding("rows", False, f"{aside.timers} timers are quarantined: {_QUARANTINE_ADVICE}")
+    if aside.namespaces:
+        yield Finding("rows", False, f"{aside.namespaces} namespaces can't be read: {_QUARANTINE_ADVICE}")
+    if not aside.timers and not aside.namespaces:
+        yield Finding("rows", True, "every row that was met can be read")
 
 
 def _readiness(host: str, port: int) -> Readiness:

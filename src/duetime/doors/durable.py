@@ -48,6 +48,7 @@ from duetime.errors import (
     InvalidInput,
     NamespaceConflict,
     PayloadTooLarge,
+    Quarantined,
     SecretNotFound,
     StoreError,
     TimerConflict,
@@ -95,6 +96,7 @@ _ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
     (MethodNotAllowed, 405, "METHOD_NOT_ALLOWED"),
     (TooSlow, 408, "REQUEST_TIMEOUT"),
     (UnknownCoding, 415, "UNSUPPORTED_ENCODING"),
+    (Quarantined, 500, "QUARANTINED"),
     (StoreError, 503, "UNAVAILABLE"),
     (TooBusy, 503, "UNAVAILABLE"),
 )

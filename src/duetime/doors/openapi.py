@@ -79,7 +79,10 @@ _REFUSALS: dict[int, tuple[str, str]] = {
         "TooManyWrongKeys",
         "Many wrong keys came from this address: TOO_MANY_WRONG_KEYS. The right one works at once.",
     ),
-    500: ("InternalError", "A fault of the service: INTERNAL_ERROR. Its log has the details."),
+    500: (
+        "InternalError",
+        "A fault of the service: INTERNAL_ERROR; or a row that it can't read: QUARANTINED. Its log has the details.",
+    ),
     503: (
         "Unavailable",
         "The store can't answer now, or too many request bodies are in memory: UNAVAILABLE. Try again; a create with "

@@ -65,17 +65,21 @@ class OperationsDoor:
         return Response(200, b'{"status":"alive"}')
 
     async def readyz(self, request: Request) -> Response:
-        """Whether to send requests here. What is overdue is said along, by reason."""
+        """Whether to send requests here. What is overdue, by reason, and what is quarantined is said along."""
         problem = self._watchdog.problem() if self._ready() else "it is starting or stopping"
         overdue = {reason: count for reason, count in self._watchdog.overdue.items() if count}
+        quarantine = self._watchdog.quarantine
+        said: dict[str, object] = {"overdue": overdue} if overdue or problem else {}
+        if quarantine.timers or quarantine.namespaces:
+            said["quarantined"] = {"timers": quarantine.timers, "namespaces": len(quarantine.namespaces)}
         if problem is None:
-            return Response(200, _encode({"status": "ready", **({"overdue": overdue} if overdue else {})}))
-        return Response(503, _encode({"status": "not ready", "reason": problem, "overdue": overdue}))
+            return Response(200, _encode({"status": "ready", **said}))
+        return Response(503, _encode({"status": "not ready", "reason": problem, **said}))
 
     async def metrics(self, request: Request) -> Response:
         await self._metrics_keys.check(request)
         workers = None if self._siblings is None else await self._siblings.pages()
-        page = self._telemetry.page(await self._service.tally(), workers)
+        page = self._telemetry.page(await self._service.tally(), workers, await self._service.quarantine())
         return Response(200, page, ((b"content-type", CONTENT_TYPE.encode()),))
 
     async def clock(self, request: Request) -> Response:

@@ -32,6 +32,7 @@ from duetime.doors.retry_policy import SnakeRetryPolicy, checked_policy
 from duetime.errors import (
     InvalidInput,
     PayloadTooLarge,
+    Quarantined,
     StoreError,
     TimerConflict,
     TimerNotFound,
@@ -168,6 +169,8 @@ class PlatformDoor:
                 return _reply(415, INVALID, str(error))
             case Unauthorized():
                 return _reply(401, UNAUTHORIZED, str(error))
+            case Quarantined():
+                return _reply(500, INTERNAL, str(error))
             case Forbidden():
                 return _reply(403, UNAUTHORIZED, str(error))
             case TooManyWrongKeys():

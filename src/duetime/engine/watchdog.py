@@ -24,7 +24,7 @@ from duetime.engine.destinations import Destinations, Trust
 from duetime.engine.ownership import Ownership
 from duetime.errors import StoreError
 from duetime.model import MINUTE_MS, SECOND_MS
-from duetime.store import Overdue, Store
+from duetime.store import Overdue, Quarantine, Store
 from duetime.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class Watchdog:
         self._free = free
         self.progress = Progress()
         self.overdue: Counter[Reason] = Counter()
+        self.quarantine = Quarantine()
         self._started_at = clock.now()
         self._asking_since: int | None = None
         self._behind_since: int | None = None
@@ -107,6 +108,7 @@ class Watchdog:
             unowned = self._ownership.unowned()
             for overdue in await self._store.overdue(unowned, before, COUNT_MAX) if unowned else ():
                 found[Reason.PAUSED if overdue.paused else Reason.NO_OWNER] += overdue.timers
+            self.quarantine = await self._store.quarantine()
             self._asking_since = None
         except StoreError as error:
             log.debug("could not ask the store what is overdue: %s", error)

@@ -36,6 +36,7 @@ from duetime.store import (
     Page,
     Place,
     Portion,
+    Quarantine,
     Query,
     Sort,
     Standing,
@@ -371,6 +372,9 @@ class MemoryStore:
 
     async def session_ended(self, id: bytes, ends_at: int) -> bool:
         return id in self._ended_sessions or ends_at <= self._ended_sessions.get(b"", -1)
+
+    async def quarantine(self) -> Quarantine:
+        return Quarantine()  # Nothing is decoded here.
 
 
 def _afford(counts: Sequence[int], in_lanes: Sequence[Sequence[Timer]], shares: Sequence[float]) -> list[int]:

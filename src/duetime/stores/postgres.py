@@ -11,11 +11,9 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from duetime.clock import Clock
-from duetime.errors import SettingsError, StoreError, StoreIndeterminate, StoreUnavailable, TooManyNamespaces
-from duetime.model import DAY_MS, DEFAULT_NAMESPACE, Namespace, Status, Timer, timer_uuid
+from duetime.errors import SettingsError, StoreError, StoreIndeterminate, StoreUnavailable
+from duetime.model import DAY_MS, Namespace, Status, Timer, timer_uuid
 from duetime.store import (
     EVERYWHERE,
     LANES_PAGE,
@@ -31,10 +29,12 @@ from duetime.store import (
     Page,
     Place,
     Portion,
+    Quarantine,
     Query,
     Standing,
     Taken,
 )
+from duetime.stores import postgres_quarantine as quarantine
 from duetime.stores import postgres_sessions as sessions
 from duetime.stores import postgres_statements as sql
 from duetime.stores.budget import brief, in_parts
@@ -42,18 +42,20 @@ from duetime.stores.gathering import Gathering
 from duetime.stores.orders import ORDERS
 from duetime.stores.postgres_hints import PostgresHints
 from duetime.stores.postgres_lists import FORECAST, count, find, page
+from duetime.stores.postgres_namespaces import Namespaces
+from duetime.stores.postgres_opening import bring_up
 from duetime.stores.postgres_pool import Connection, PostgresPool, Refused
 from duetime.stores.postgres_purge import LOCK_MS_MAX, drop_rows, drop_slices
-from duetime.stores.postgres_rows import encode, end, fixed, new, state, timer_of
-from duetime.stores.postgres_schema import MIGRATIONS, SCHEMA, SLICE_LOCK, slice_statements, slice_width_ms
+from duetime.stores.postgres_rows import encode, end, final, live, new, state, timers_of
+from duetime.stores.postgres_schema import SLICE_LOCK, slice_statements, slice_width_ms
 from duetime.stores.targets import destination_in
+from duetime.stores.unreadable import about_of, timer_quarantined
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 8
 PUT_MAX = 500
 PUT_TRIES_MAX = 3
-MIGRATION_LOCK = 4_711_001
 MIGRATION_SECONDS_MAX = 3600.0
 FINISHED_ALREADY = "DT001"
 NO_SLICE = ("23514", "23502")  # there is no partition, or no name of one to count by: whichever is missed first
@@ -76,7 +78,8 @@ class PostgresStore:
         self._virtual_clock = virtual_clock
         self._pool = PostgresPool(url, size=CONNECTIONS_MAX)
         self._hints = PostgresHints(self._pool)
-        self._namespaces: tuple[object, list[Namespace]] = None, []
+        self._namespaces = Namespaces(self._pool)
+        self._aside = quarantine.Aside(self._pool)
         self._puts: Gathering[Timer, Timer | Taken | None] = Gathering(self._put, batch_max=PUT_MAX)
 
     async def open(self) -> None:
@@ -158,17 +161,16 @@ class PostgresStore:
                 elif row := there.get(timer.uuid):
                     # A firing begins with a random number: the same one means that our own write was not lost.
                     ours = lost and row["firing"] == timer.firing
-                    unread = row["definition"] is None
-                    answers[place] = None if ours else Taken(row["fingerprint"]) if unread else timer_of(row)
+                    whole, _ = timers_of([row] if row["definition"] is not None else [])
+                    answers[place] = None if ours else whole[0] if whole else Taken(row["fingerprint"])
         if len(answers) < len(timers):
             raise lost or StoreUnavailable("the timer keeps changing; try again")
         return [answers[place] for place in range(len(timers))]
 
-    async def _get(self, uuids: Sequence[bytes]) -> list[Timer]:
-        return [timer_of(row) for row in await self._pool.read(sql.GET, uuids)]
-
     async def get(self, namespace: str, id: str) -> Timer | None:
-        found = await self._get([timer_uuid(namespace, id)])
+        found, unreadable = timers_of(await self._pool.read(sql.GET, [timer_uuid(namespace, id)]))
+        if unreadable:
+            raise timer_quarantined(namespace, id)
         return found[0] if found else None
 
     async def swap(self, before: Timer, after: Timer | None) -> bool:
@@ -176,7 +178,7 @@ class PostgresStore:
         [row] = await self._into_history(
             sql.SWAPS[which],
             *(self._now(), before.uuid, before.revision, before.namespace, before.status.value),
-            *(() if after is None else ((*fixed(after), *state(after)),)),
+            *(() if after is None else (final(after) if after.status.final else live(after),)),
         )
         return bool(row["swapped"])
 
@@ -186,13 +188,14 @@ class PostgresStore:
         uuids, sizes = [row["uuid"] for row in found], [row["bytes"] for row in found]
         there: dict[bytes, Timer] = {}
         for part in in_parts(uuids, sizes):
-            there |= {timer.uuid: brief(timer) if query.brief else timer for timer in await self._get(part)}
+            timers, _ = timers_of(await self._pool.read(sql.GET, part))
+            there |= {timer.uuid: brief(timer) if query.brief else timer for timer in timers}
         return [there[uuid] for uuid in uuids if uuid in there]
 
     async def page(self, filter: Filter, limit: int, after: Place | None = None) -> Page:
         statement, arguments = page(filter, limit, self._now(), after, await self._names(filter))
         rows = await self._pool.read(statement, *arguments)
-        timers = [timer_of(row) for row in rows]
+        timers, _ = timers_of(rows)
         if not rows or rows[-1]["found"] == len(rows):
             return Page(timers, None)
         last = rows[-1]
@@ -219,7 +222,7 @@ class PostgresStore:
         """The namespaces in which the filter's id may be, if that is to be asked."""
         if filter.id is None or filter.namespace is not None:
             return []
-        return [namespace.name for namespace in await self.namespaces()]
+        return [*(namespace.name for namespace in await self.namespaces()), *self._namespaces.unreadable]
 
     # What owners do.
 
@@ -245,7 +248,7 @@ class PostgresStore:
 
     async def cluster(self) -> list[Instance]:
         return [
-            Instance(owner_id=owner_id, about=_about(about), alive_until=until, shards=tuple(shards))
+            Instance(owner_id=owner_id, about=about_of(about), alive_until=until, shards=tuple(shards))
             for owner_id, about, until, shards in await self._pool.read(sql.CLUSTER, self._now())
         ]
 
@@ -265,37 +268,48 @@ class PostgresStore:
         wide: Mapping[int, int] = EVERYWHERE,
     ) -> Begun:
         named = encode(wide).decode()
-        look, begun, refused = await self._begin(sql.BEGIN, owner_id, held, limit, lane_max, named)
+        look, count, begun, refused = await self._begin(sql.BEGIN, owner_id, held, limit, lane_max, named)
         now, number, next_at = (look[name] for name in ("now", "number", "next_at"))
-        more = len(begun) != number
+        more = count != number
         return Begun(begun, now if more else next_at, refused, more)
 
     async def begin_lanes(
         self, owner_id: bytes, held: Mapping[int, int], limit: int, portions: Sequence[Portion]
     ) -> Begun:
         lanes, mosts, shares = zip(*((p.lane, p.most, p.share) for p in portions), strict=True)
-        look, begun, refused = await self._begin(sql.BEGIN_LANES, owner_id, held, limit, lanes, mosts, shares)
+        look, _, begun, refused = await self._begin(sql.BEGIN_LANES, owner_id, held, limit, lanes, mosts, shares)
         left = dict(zip(look["lanes"], look["lanes_at"], strict=True))
         return Begun(begun, min(left.values(), default=None), refused, False, left)
 
     async def _begin(
         self, statement: str, owner_id: bytes, held: Mapping[int, int], limit: int, *rest: object
-    ) -> tuple[Any, list[Timer], frozenset[int]]:
+    ) -> tuple[Any, int, list[Timer], frozenset[int]]:
         versions = [held.get(shard, NOT_HELD) for shard in range(self.shards)]
+        held_back = list(self._namespaces.unreadable)
         look, *rows = await self._pool.write(
-            statement, *(owner_id, versions, limit, self._now(), self._takeover_now), *rest
+            statement, *(owner_id, versions, limit, self._now(), self._takeover_now, held_back), *rest
         )
         refused = frozenset(shard for shard in held if look["versions"][shard] == NOT_HELD)
-        return look, [timer_of(row) for row in rows], refused
+        begun = quarantine.begun_of(rows, self._aside)
+        if self._aside.rows:
+            await self._aside.put(owner_id, self._now())
+        return look, len(rows), begun, refused
 
     async def lanes(self, until: int, *, after: int = -1, limit: int = LANES_PAGE, due_max: int = 0) -> Lanes:
         *rows, last = await self._pool.read(sql.LANES, *(self._now(), until, after, limit, due_max, self._takeover_now))
-        found = [Lane(lane, namespace, destination_in(head), at) for lane, namespace, head, at in rows]
+        found = [
+            Lane(lane, namespace, destination_in(head), at)
+            for lane, namespace, head, at in rows
+            if namespace not in self._namespaces.unreadable
+        ]
         return Lanes(found, last["fire_at"], last["lane"])
 
     async def overdue(self, shards: Collection[int], before: int, most: int) -> list[Overdue]:
         return [
-            Overdue(namespace, destination_in(head), paused, oldest_at, timers)
+            Overdue(
+                *(namespace, destination_in(head), paused or namespace in self._namespaces.unreadable),
+                *(oldest_at, timers),
+            )
             for namespace, head, paused, oldest_at, timers in await self._pool.read(
                 sql.OVERDUE, list(shards), before, most
             )
@@ -331,47 +345,27 @@ class PostgresStore:
         """
         self._retention_ms = retention_ms
         now: int = await self._pool.work(self._make_slices)
-        kept = {namespace.name: self._kept_ms(namespace) for namespace in await self.namespaces()}
+        kept = self._namespaces.kept_ms(await self.namespaces(), retention_ms)
         longest = max(kept.values())
         purged: int = await self._pool.work(lambda connection: drop_slices(connection, now - longest))
         short = {name: now - kept_ms for name, kept_ms in kept.items() if kept_ms < max(longest, DAY_MS)}
         return purged + await drop_rows(self._pool, short, limit - purged)
 
-    def _kept_ms(self, namespace: Namespace) -> int:
-        return self._retention_ms if namespace.retention_ms is None else namespace.retention_ms
-
     async def namespaces(self) -> list[Namespace]:
-        # None is ever removed, and each change adds to a revision: while these two are the same, all are.
-        [(number, changes)] = await self._pool.read("SELECT count(*), sum(revision) FROM namespaces")
-        if self._namespaces[0] != (number, changes):
-            rows = await self._pool.read(sql.NAMESPACES)
-            self._namespaces = (number, changes), [_namespace(definition) for (definition,) in rows]
-        return list(self._namespaces[1])
+        return await self._namespaces.all()
 
     async def namespace(self, name: str) -> Namespace | None:
-        rows = await self._pool.read("SELECT definition FROM namespaces WHERE name = $1", name)
-        return _namespace(rows[0]["definition"]) if rows else None
+        return await self._namespaces.one(name)
 
     async def put_namespace(self, namespace: Namespace, most: int | None = None) -> Namespace | None:
-        statement = (
-            "INSERT INTO namespaces (name, paused, definition, revision) SELECT $1, $2, $3, $4 "
-            "WHERE $5::bigint IS NULL OR (SELECT count(*) FROM namespaces) < $5 ON CONFLICT DO NOTHING RETURNING name"
-        )
-        values = namespace.name, namespace.paused, encode(namespace), namespace.revision
-        if await self._pool.write(statement, *values, most):
-            return None
-        there = await self.namespace(namespace.name)
-        if there is None:
-            raise TooManyNamespaces(most or 0)
-        return there
+        return await self._namespaces.put(namespace, most)
 
     async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
-        statement = (
-            "UPDATE namespaces SET paused = $3, definition = $4, revision = $5 "
-            "WHERE name = $1 AND revision = $2 RETURNING 1"
-        )
-        values = after.paused, encode(after), after.revision
-        return bool(await self._pool.write(statement, before.name, before.revision, *values))
+        return await self._namespaces.swap(before, after)
+
+    async def quarantine(self) -> Quarantine:
+        [(timers,)] = await self._pool.read(quarantine.COUNT)
+        return Quarantine(timers, self._namespaces.unreadable)
 
     async def end_session(self, id: bytes, ends_at: int, *, forget_before: int) -> None:
         await self._pool.work(lambda connection: sessions.end(connection, id, ends_at, forget_before))
@@ -382,47 +376,10 @@ class PostgresStore:
     # The schema, and the slices of history.
 
     async def _prepare(self, connection: Connection) -> None:
-        """Bring the schema up to date; of several instances that start together, one does it."""
-        async with connection.transaction():
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
-            await connection.execute("SET LOCAL statement_timeout = 0")
-            await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
-            await connection.execute("CREATE TABLE IF NOT EXISTS meta (name text PRIMARY KEY, value int NOT NULL)")
-            meta = {name: value for name, value in await connection.fetch("SELECT name, value FROM meta")}
-            version = meta.get("schema", 0)
-            if version > len(MIGRATIONS):
-                raise SettingsError(
-                    f"DATABASE_URL: this database was written by a newer Duetime (schema {version}, this program "
-                    f"knows {len(MIGRATIONS)}): run that version or a later one"
-                )
-            for script in MIGRATIONS[version:]:
-                await connection.execute(script)
-            await self._set_meta(connection, "schema", len(MIGRATIONS))
-            shards = meta.get("shards")
-            if shards is None:
-                await self._set_meta(connection, "shards", self.shards)
-                await connection.execute(
-                    "INSERT INTO shards (shard) SELECT generate_series(0, $1::int - 1)", self.shards
-                )
-                now = await self._store_now(connection)
-                default = Namespace(name=DEFAULT_NAMESPACE, shards=self.shards, created_at=now)
-                await connection.execute(
-                    "INSERT INTO namespaces (name, paused, definition) VALUES ($1, $2, $3)",
-                    default.name,
-                    default.paused,
-                    encode(default),
-                )
-            elif shards != self.shards:
-                raise SettingsError(
-                    f"DUETIME_SHARDS is {self.shards}, but this database was made with {shards}: the number of shards "
-                    f"is fixed, set it to {shards}"
-                )
+        await bring_up(connection, shards=self.shards, now=sql.now("$1"), at=self._now())
         await self._make_slices(connection)
-
-    async def _set_meta(self, connection: Connection, name: str, value: int) -> None:
-        await connection.execute(
-            "INSERT INTO meta VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value", name, value
-        )
+        if restored := await quarantine.restore(connection):
+            log.warning("%d timers were quarantined, can be read now and are back", restored)
 
     async def _store_now(self, connection: Connection) -> int:
         now: int = await connection.fetchval(f"SELECT {sql.now('$1')}", self._now())
@@ -437,8 +394,7 @@ class PostgresStore:
             slices = {starts: ends for starts, ends in await connection.fetch("SELECT starts_at, ends_at FROM slices")}
             for at in (now, now + DAY_MS):
                 if not any(starts <= at < ends for starts, ends in slices.items()):
-                    kept = [self._kept_ms(_namespace(each)) for (each,) in await connection.fetch(sql.NAMESPACES)]
-                    width_ms = slice_width_ms(max(kept))
+                    width_ms = slice_width_ms(await self._namespaces.longest_ms(connection, self._retention_ms))
                     starts_at = max([at // DAY_MS * DAY_MS, *(ends for ends in slices.values() if ends <= at)])
                     ends_at = min([starts_at + width_ms, *(s for s in slices if s > at)])
                     for statement in slice_statements(starts_at, ends_at):
@@ -455,7 +411,3 @@ class PostgresStore:
                 raise
         await self._pool.work(self._make_slices)
         return await self._pool.write(statement, *arguments)
-
-
-_namespace = msgspec.json.Decoder(Namespace).decode
-_about = msgspec.json.Decoder(About).decode

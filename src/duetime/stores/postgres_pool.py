@@ -49,6 +49,9 @@ _UNDECIDED = ("08", "40003", "57P01", "57P02")
 
 _BROKEN = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
+BUSY = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
+"""What a statement raises that did not get a lock: it changed nothing."""
+
 Connection = asyncpg.Connection
 Row = asyncpg.Record
 Say = Callable[[str], Awaitable[None]]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from duetime.model import Attempt, Definition, Status, Timer
+from duetime.stores.unreadable import UNREADABLE
 
 encode = msgspec.json.Encoder().encode
 _definition = msgspec.json.Decoder(Definition).decode
 _attempts = msgspec.json.Decoder(tuple[Attempt, ...]).decode
 _statuses = {status.value: status for status in Status}
 
-FIXED = (
-    *("uuid", "namespace", "id", "shard", "lane", "definition", "timeout_ms", "fingerprint", "correlation_id"),
-    "created_at",
-)
+FIXED = ("uuid", "namespace", "id", "shard", "definition", "timeout_ms", "fingerprint", "correlation_id", "created_at")
 """What is written once."""
 STATE = (
     *("updated_at", "revision", "firing", "execute_at", "fire_at", "status", "attempt", "failures", "lost"),
@@ -26,7 +25,7 @@ STATE = (
 """What a record changes."""
 END = ("updated_at", "status", "attempt", "failures", "lost", "last_error", "executed_at", "attempts")
 """What it changes of a timer that becomes final, besides what is the same for all of those."""
-NEW = (*FIXED, "revision", "execute_at")
+NEW = (*FIXED, "revision", "execute_at", "lane")
 """What a put writes."""
 FIRST = {
     **{"updated_at": "created_at", "firing": "revision", "fire_at": "execute_at", "status": "'pending'"},
@@ -35,7 +34,7 @@ FIRST = {
 """What follows from that, or is the same for every timer that nothing has happened to."""
 
 TIMER = ", ".join(Timer.__struct_fields__)
-"""What to select for ``timer_of``."""
+"""What to select for ``timers_of``."""
 BYTES = "octet_length(definition) + octet_length(attempts)"
 """How large a timer is; PostgreSQL knows it without reading what is kept apart from the row."""
 _WIDTH = len(Timer.__struct_fields__)
@@ -43,10 +42,20 @@ _DEFINITION, _STATUS, _ATTEMPTS = map(Timer.__struct_fields__.index, ("definitio
 
 
 def new(timer: Timer) -> tuple[Any, ...]:
-    return (*fixed(timer), timer.revision, timer.execute_at)
+    return (*_fixed(timer), timer.revision, timer.execute_at, timer.lane)
 
 
-def fixed(timer: Timer) -> tuple[Any, ...]:
+def live(timer: Timer) -> tuple[Any, ...]:
+    """All of a timer that is not final."""
+    return (*final(timer), timer.lane)
+
+
+def final(timer: Timer) -> tuple[Any, ...]:
+    """All of a timer that is final, which has no lane."""
+    return (*_fixed(timer), *state(timer))
+
+
+def _fixed(timer: Timer) -> tuple[Any, ...]:
     definition = timer.definition
     return (*_identity(timer), encode(definition).decode(), definition.timeout_ms, *_request(timer))
 
@@ -60,7 +69,7 @@ def end(timer: Timer) -> tuple[Any, ...]:
 
 
 # What is before and behind the definition and its timeout, which are made; the attempts, too, stand last everywhere.
-_identity, _request = attrgetter(*FIXED[:5]), attrgetter(*FIXED[7:])
+_identity, _request = attrgetter(*FIXED[:4]), attrgetter(*FIXED[6:])
 _state, _end = attrgetter(*STATE[:-1]), attrgetter(*END[:-1])
 
 
@@ -68,8 +77,24 @@ def _attempts_text(timer: Timer) -> str:
     return encode(timer.attempts).decode() if timer.attempts else "[]"
 
 
-def timer_of(row: Any) -> Timer:
-    """The timer of a row that begins with the columns ``TIMER``."""
+def timers_of(rows: Sequence[Any]) -> tuple[list[Timer], list[tuple[Any, str]]]:
+    """The timers of rows that begin with the columns ``TIMER``; apart, those that can't be read, with the reasons."""
+    try:
+        return [_timer_of(row) for row in rows], []
+    except (KeyError, *UNREADABLE):
+        pass
+    timers, unreadable = [], []
+    for row in rows:
+        try:
+            timers.append(_timer_of(row))
+        except KeyError as status:
+            unreadable.append((row, f"its status is {status}"))
+        except UNREADABLE as error:
+            unreadable.append((row, str(error)))
+    return timers, unreadable
+
+
+def _timer_of(row: Any) -> Timer:
     values = list(row[:_WIDTH])
     values[_DEFINITION] = _definition(values[_DEFINITION])
     values[_STATUS] = _statuses[values[_STATUS]]

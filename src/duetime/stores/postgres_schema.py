@@ -13,6 +13,11 @@ stays as small as what is pending, and history is dropped a slice of time at a t
 - The order of creation is an index by namespace, and a page over all namespaces is merged from a page of each.
 - ``slices`` names the partitions of ``history``; a row belongs to the slice in which the store wrote it.
 - ``tallies`` holds exact counts, each spread over a few rows so that writers do not wait for one another.
+- ``quarantine`` names the live timers that a program could not read, with what they were before (docs/decisions/0026).
+
+Instances of two releases share these tables while one takes the place of the other. So a step only adds: what a program
+of the release before reads, writes or names stays as it is. What is no longer needed goes a release later, in a step
+that moves ``BREAKING`` (docs/operate/upgrades.md).
 """
 
 from __future__ import annotations
@@ -57,6 +62,11 @@ _DESTINATION = f"""
     WHEN {_ORIGIN} ~ ':[0-9]+$' THEN {_ORIGIN}
     ELSE {_ORIGIN} || CASE WHEN {_ORIGIN} LIKE 'https:%' THEN ':443' ELSE ':80' END END
 """
+
+
+class InBatches(str):
+    """A step that is one statement and commits now and then; it can be done again from the start."""
+
 
 MIGRATIONS: tuple[str, ...] = (
     f"""
@@ -164,44 +174,95 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX timers_parked ON timers (parked, fire_at, seq) WHERE parked > '';
     """,
     # Lanes take the place of parking: what is held back is passed over, and never written (docs/decisions/0023). The
-    # lane of an old row is that of ``model.lane_of``, but for hosts in a spelling that is not canonical.
+    # program of before goes on parking, and writes rows without a lane: a trigger fills it in, as ``model.lane_of``
+    # would but for hosts in a spelling that is not canonical. Nor does that program count the revisions of namespaces.
     f"""
-    DROP INDEX timers_due;
-    DROP INDEX timers_parked;
-    ALTER TABLE timers DROP COLUMN parked;
     ALTER TABLE timers ADD COLUMN lane bigint NOT NULL DEFAULT 0;
-    ALTER TABLE history ADD COLUMN lane bigint NOT NULL DEFAULT 0;
-    UPDATE timers SET lane = ('x' || left(md5(namespace || ' ' || {_DESTINATION}), 15))::bit(60)::bigint;
-    CREATE INDEX timers_due ON timers (fire_at, seq);
-    CREATE INDEX timers_lane ON timers (lane, (fire_at + 0), (seq + 0));
-    DROP TYPE new_row, whole_row;
-    CREATE TYPE new_row AS (
-        uuid bytea, namespace text, id text, shard int, lane bigint, definition text, timeout_ms bigint,
-        fingerprint text, correlation_id text, created_at bigint, revision bigint, execute_at bigint
+    ALTER TABLE namespaces ADD COLUMN weight int NOT NULL DEFAULT 1, ADD COLUMN revision bigint NOT NULL DEFAULT 0;
+    CREATE TYPE new_timer AS (
+        uuid bytea, namespace text, id text, shard int, definition text, timeout_ms bigint, fingerprint text,
+        correlation_id text, created_at bigint, revision bigint, execute_at bigint, lane bigint
     );
-    CREATE TYPE whole_row AS (
-        uuid bytea, namespace text, id text, shard int, lane bigint, definition text, timeout_ms bigint,
-        fingerprint text, correlation_id text, created_at bigint,
+    CREATE TYPE live_timer AS (
+        uuid bytea, namespace text, id text, shard int, definition text, timeout_ms bigint, fingerprint text,
+        correlation_id text, created_at bigint,
         updated_at bigint, revision bigint, firing bigint, execute_at bigint, fire_at bigint, status text, attempt int,
         failures int, lost int, last_error text, started_at bigint, executed_at bigint, deadline_at bigint,
-        version bigint, attempts text
+        version bigint, attempts text, lane bigint
     );
-    ALTER TABLE namespaces ADD COLUMN revision bigint NOT NULL DEFAULT 0;
+
+    CREATE FUNCTION lane_of(namespace text, definition text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+        SELECT ('x' || left(md5(namespace || ' ' || {_DESTINATION}), 15))::bit(60)::bigint
+    $$;
+    CREATE FUNCTION give_lane() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        NEW.lane := {SCHEMA}.lane_of(NEW.namespace, NEW.definition);
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER timers_without_lane BEFORE INSERT ON timers
+    FOR EACH ROW WHEN (NEW.lane = 0) EXECUTE FUNCTION give_lane();
+
+    CREATE FUNCTION next_revision() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        NEW.revision := OLD.revision + 1;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER namespaces_revision BEFORE UPDATE ON namespaces
+    FOR EACH ROW WHEN (NEW.revision = OLD.revision) EXECUTE FUNCTION next_revision();
+    """,
+    """
+    CREATE INDEX timers_lane ON timers (lane, (fire_at + 0), (seq + 0));
+    CREATE INDEX timers_due_parked_too ON timers (fire_at, seq);
+    """,
+    # The lanes of old rows, a few at a time, beside instances that work: it waits for none of their locks.
+    InBatches("""
+    DO $$
+    DECLARE found bigint;
+    BEGIN
+        LOOP
+            WITH few AS MATERIALIZED (SELECT ctid AS at FROM timers WHERE lane = 0 LIMIT 1000 FOR UPDATE SKIP LOCKED)
+            UPDATE timers SET lane = lane_of(namespace, definition) FROM few WHERE timers.ctid = few.at;
+            GET DIAGNOSTICS found = ROW_COUNT;
+            COMMIT;
+            EXIT WHEN NOT EXISTS (SELECT FROM timers WHERE lane = 0);
+            IF found = 0 THEN PERFORM pg_sleep(0.05); END IF;
+        END LOOP;
+    END $$
+    """),
+    # Who parks finds what is due by the new index, too: what is parked is left out by a condition.
+    """
+    DROP INDEX timers_due;
+    ALTER INDEX timers_due_parked_too RENAME TO timers_due;
+    """,
+    """
+    CREATE TABLE quarantine (
+        uuid           bytea PRIMARY KEY,
+        namespace      text COLLATE "C" NOT NULL,
+        id             text COLLATE "C" NOT NULL,
+        status         text COLLATE "C" NOT NULL,  -- what it goes back to
+        fire_at        bigint NOT NULL,
+        reason         text NOT NULL,
+        quarantined_at bigint NOT NULL
+    );
     """,
     # With thousands of namespaces, a page of all timers that failed does not ask each of them, and a look does not read
     # them all to see which are paused. An instance beside others does not read their timers (docs/decisions/0025).
+    # Each is a step, so that none waits for the lock of one table with that of another.
     """
     CREATE INDEX IF NOT EXISTS history_ended ON history (status, (updated_at + 0), (seq + 0))
     WHERE status <> 'completed';
-    CREATE INDEX IF NOT EXISTS timers_shard ON timers (shard, (fire_at - 0), (lane + 0));
-    CREATE INDEX IF NOT EXISTS namespaces_paused ON namespaces (name) WHERE paused;
     """,
+    "CREATE INDEX IF NOT EXISTS timers_shard ON timers (shard, (fire_at - 0), (lane + 0));",
+    "CREATE INDEX IF NOT EXISTS namespaces_paused ON namespaces (name) WHERE paused;",
     # Sessions that were signed out before their end (docs/decisions/0028). The row without an id is for all that would
     # have ended by its time.
     """
     CREATE TABLE IF NOT EXISTS ended_sessions (id bytea PRIMARY KEY, ends_at bigint NOT NULL);
     """,
 )
+
+BREAKING = 4
+"""The last step that a program which does not know it can't live with: the database refuses such a program."""
 
 SLICES_PER_RETENTION_MIN = 4
 _WIDTHS_MS = (28 * DAY_MS, 7 * DAY_MS, DAY_MS)

@@ -55,7 +55,7 @@ PUT = f"""
     WITH written AS (
         INSERT INTO timers (seq, {_columns(NEW, FIRST)})
         SELECT *, {", ".join(FIRST.values())}
-        FROM (SELECT nextval('timer_seq') AS seq, batch.* FROM unnest($1::new_row[]) AS batch) AS numbered
+        FROM (SELECT nextval('timer_seq') AS seq, batch.* FROM unnest($1::new_timer[]) AS batch) AS numbered
         ORDER BY uuid, seq
         ON CONFLICT (uuid) DO NOTHING
         RETURNING uuid, revision, namespace
@@ -66,7 +66,6 @@ PUT = f"""
     FROM written
 """
 
-NAMESPACES = "SELECT definition FROM namespaces ORDER BY name"
 GET = f"SELECT {TIMER} FROM timers WHERE uuid = ANY ($1) UNION ALL SELECT {TIMER} FROM history WHERE uuid = ANY ($1)"
 
 # $1: keys. The timers that have these, as many bytes of them as a page has; of the others definition and attempts are
@@ -94,12 +93,11 @@ def swap(*, was_final: bool, becomes_final: bool | None) -> str:
     changes = f"SELECT $4::text AS namespace, $5::text AS status, {slice_before} AS slice, -1 AS change FROM gone"
     put = ""
     if becomes_final is not None:
-        seq = ("seq", "ended_at") if becomes_final else ("seq",)
-        at = ", (SELECT now FROM clock)" if becomes_final else ""
+        columns = ("seq", "ended_at", *FIXED, *STATE) if becomes_final else ("seq", *FIXED, *STATE, "lane")
+        row = "(SELECT now FROM clock), ($6::whole_row).*" if becomes_final else "($6::live_timer).*"
         put = f"""
             put AS (
-                INSERT INTO {destination} ({", ".join(seq)}, {_columns(FIXED, STATE)})
-                SELECT seq{at}, ($6::whole_row).* FROM gone RETURNING namespace, status
+                INSERT INTO {destination} ({_columns(columns)}) SELECT seq, {row} FROM gone RETURNING namespace, status
             ),"""
         changes += f" UNION ALL SELECT namespace, status, {_SLICE_NOW if becomes_final else '0'}, 1 FROM put"
     return f"""
@@ -138,7 +136,8 @@ _MAY_BE_LOST = f"deadline_at > {_NOW} AND status = 'executing' AND version <> {_
 # What stands in the index by shard, word for word (``postgres_schema``).
 _SHARD_AT = "fire_at - 0"
 
-# $1: owner, $2: held version of each shard or -1, $3: limit, $4: now, $5: whether lost attempts wait for no deadline.
+# $1: owner, $2: held version of each shard or -1, $3: limit, $4: now, $5: whether lost attempts wait for no deadline,
+# $6: namespaces that are held back.
 # An owner that is alone goes by the time; beside others it asks its shards one by one, and sees no timer of theirs.
 _LOOK = f"""
     clock AS MATERIALIZED (SELECT {now("$4")} AS now),
@@ -150,8 +149,10 @@ _LOOK = f"""
         ) AS each
     ),
     ours AS MATERIALIZED (SELECT shard FROM shards WHERE NOT {_ALONE} AND {_HELD} >= 0),
-    paused AS MATERIALIZED (SELECT name FROM namespaces WHERE paused)
+    paused AS MATERIALIZED (SELECT name FROM namespaces WHERE paused UNION ALL SELECT unnest($6::text[]))
 """
+# A live timer whose status nobody knows is begun, so that it gets into quarantine.
+_OPEN = "status <> 'executing'"
 
 
 def _begun(said: str) -> str:
@@ -189,13 +190,13 @@ def _begun(said: str) -> str:
 """
 
 
-# $6: how many of a lane at most, $7: the lanes with a limit of their own, as a JSON object.
+# $7: how many of a lane at most, $8: the lanes with a limit of their own, as a JSON object.
 BEGIN = f"""
     WITH {_LOOK},
     met AS MATERIALIZED (
         (
             SELECT {_CANDIDATE}, lane, {_PAUSED} AS paused, false AS last FROM timers
-            WHERE {_ALONE} AND fire_at <= {_NOW} AND (status = 'pending' OR {_LOST} AND NOT {_PAUSED})
+            WHERE {_ALONE} AND fire_at <= {_NOW} AND ({_OPEN} OR {_LOST} AND NOT {_PAUSED})
             ORDER BY fire_at, seq LIMIT {REACH}
         )
         UNION ALL
@@ -203,7 +204,7 @@ BEGIN = f"""
             SELECT {_CANDIDATE}, lane, {_PAUSED} AS paused,
                 row_number() OVER (ORDER BY {_SHARD_AT}) = greatest($3, {REACH_SHARD}) AS last
             FROM timers
-            WHERE shard = ours.shard AND {_SHARD_AT} <= {_NOW} AND (status = 'pending' OR {_LOST} AND NOT {_PAUSED})
+            WHERE shard = ours.shard AND {_SHARD_AT} <= {_NOW} AND ({_OPEN} OR {_LOST} AND NOT {_PAUSED})
             ORDER BY {_SHARD_AT} LIMIT greatest($3, {REACH_SHARD})
         ) AS each
     ),
@@ -211,7 +212,7 @@ BEGIN = f"""
         SELECT * FROM (
             SELECT *, row_number() OVER (PARTITION BY lane ORDER BY fire_at, seq) AS in_lane FROM met WHERE NOT paused
         ) AS ranked
-        WHERE $6::int IS NULL OR in_lane <= coalesce(($7::jsonb ->> lane::text)::int, $6)
+        WHERE $7::int IS NULL OR in_lane <= coalesce(($8::jsonb ->> lane::text)::int, $7)
     ),
     due AS MATERIALIZED (
         SELECT * FROM (
@@ -241,13 +242,13 @@ BEGIN = f"""
 
 # What stands in the index by lane, word for word (``postgres_schema``).
 _LANE_AT, _LANE_ORDER = "fire_at + 0", "fire_at + 0, seq + 0"
-_ELIGIBLE = f"(status = 'pending' OR {_LOST}) AND NOT {_PAUSED}"
+_ELIGIBLE = f"({_OPEN} OR {_LOST}) AND NOT {_PAUSED}"
 
-# $6: lanes, $7: how many of each at most, $8: their shares.
+# $7: lanes, $8: how many of each at most, $9: their shares.
 BEGIN_LANES = f"""
     WITH {_LOOK},
     asked AS MATERIALIZED (
-        SELECT asked.* FROM unnest($6::bigint[], $7::int[], $8::float8[]) AS asked (lane, most, share)
+        SELECT asked.* FROM unnest($7::bigint[], $8::int[], $9::float8[]) AS asked (lane, most, share)
         CROSS JOIN LATERAL (
             SELECT {_PAUSED} AS paused FROM timers WHERE timers.lane = asked.lane ORDER BY {_LANE_ORDER} LIMIT 1
         ) AS first

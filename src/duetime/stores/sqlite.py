@@ -10,6 +10,7 @@ between.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import compress
@@ -25,7 +26,6 @@ from duetime.model import (
     Namespace,
     Status,
     Timer,
-    lane_of,
     timer_uuid,
 )
 from duetime.store import (
@@ -42,6 +42,7 @@ from duetime.store import (
     Page,
     Place,
     Portion,
+    Quarantine,
     Query,
     Standing,
     Taken,
@@ -54,23 +55,27 @@ from duetime.stores.sqlite_due import Found, Look
 from duetime.stores.sqlite_file import SqliteFile
 from duetime.stores.sqlite_namespaces import Namespaces, put_namespaces, read_namespace, swap_namespaces
 from duetime.stores.sqlite_purge import GROUPS_AT_ONCE, ROWS_AT_ONCE, Step, drop_old, old_groups
+from duetime.stores.sqlite_quarantine import open_quarantine, put_aside, still_unreadable
 from duetime.stores.sqlite_rows import (
     STATE,
     Connection,
     Tally,
+    UnreadableRows,
     begin_rows,
     count_timers,
     encode,
     insert_rows,
     namespaces_of,
-    select,
+    one_by_one,
     select_chosen,
     state,
     taken_by,
     update_rows,
 )
-from duetime.stores.sqlite_schema import MIGRATIONS
-from duetime.stores.targets import destination_in
+from duetime.stores.sqlite_schema import migrate
+from duetime.stores.unreadable import about_of, timer_quarantined
+
+log = logging.getLogger(__name__)
 
 Find = Callable[[Look], tuple[Found, dict[int, int], int | None]]
 """Which timers a look begins, what it leaves in the lanes that it was asked about, and when to look again."""
@@ -114,8 +119,11 @@ class SqliteStore:
 
     async def get(self, namespace: str, id: str) -> Timer | None:
         uuid = timer_uuid(namespace, id)
-        found = await self._file.read(lambda c: select(c, "timers WHERE uuid = ?", (uuid,)))
-        return found[0] if found else None
+        for row, _ in await self._file.read(lambda c: one_by_one(c, "timers WHERE uuid = ?", (uuid,))):
+            if isinstance(row, str):
+                raise timer_quarantined(namespace, id)
+            return row
+        return None
 
     async def swap(self, before: Timer, after: Timer | None) -> bool:
         return await self._file.write(self._swap, (before, after))
@@ -171,7 +179,7 @@ class SqliteStore:
         def find(look: Look) -> tuple[Found, dict[int, int], int | None]:
             return look.due(lane_max, wide), {}, look.next_at()
 
-        return await self._file.write(self._begin, Begin(owner_id, held, limit, find))
+        return await self._begin_readable(Begin(owner_id, held, limit, find))
 
     async def begin_lanes(
         self, owner_id: bytes, held: Mapping[int, int], limit: int, portions: Sequence[Portion]
@@ -180,14 +188,22 @@ class SqliteStore:
             found, left = look.due_in(portions)
             return found, left, min(left.values(), default=None)
 
-        return await self._file.write(self._begin, Begin(owner_id, held, limit, find))
+        return await self._begin_readable(Begin(owner_id, held, limit, find))
+
+    async def _begin_readable(self, begin: Begin) -> Begun:
+        while True:
+            try:
+                return await self._file.write(self._begin, begin)
+            except UnreadableRows as unreadable:  # Nothing was begun: put them aside as they are, and look again.
+                await self._file.write(self._quarantine, unreadable.rows)
 
     async def lanes(self, until: int, *, after: int = -1, limit: int = LANES_PAGE, due_max: int = 0) -> Lanes:
-        return await self._file.read(lambda c: due.lanes(c, self._clock.now(), until, after, limit, due_max))
+        held_back = self._namespaces.unreadable
+        return await self._file.read(lambda c: due.lanes(c, self._clock.now(), until, after, limit, due_max, held_back))
 
     async def overdue(self, shards: Collection[int], before: int, most: int) -> list[Overdue]:
         some = None if len(shards) == self.shards else shards
-        return await self._file.read(lambda c: due.overdue(c, some, before, most))
+        return await self._file.read(lambda c: due.overdue(c, some, before, most, self._namespaces.unreadable))
 
     async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
         return await self._file.write(self._record, (owner_id, changes))
@@ -224,11 +240,15 @@ class SqliteStore:
     async def session_ended(self, id: bytes, ends_at: int) -> bool:
         return await self._file.read(lambda c: sessions.ended(c, id, ends_at))
 
+    async def quarantine(self) -> Quarantine:
+        timers: int = await self._file.read(lambda c: c.execute("SELECT count(*) FROM quarantine").get)
+        return Quarantine(timers, self._namespaces.unreadable)
+
     # The jobs, run by the writer: each does its verb for everyone who asked for it since the last commit.
 
     def _prepare(self, connection: Connection) -> None:
         with connection:
-            _migrate(connection, self._file.path)
+            migrate(connection, self._file.path)
         with connection:
             found = connection.execute("SELECT value FROM meta WHERE name = 'shards'").get
             if found is None:
@@ -241,6 +261,8 @@ class SqliteStore:
                     f"DUETIME_SHARDS is {self.shards}, but {self._file.path} was made with {found}: the number of "
                     f"shards is fixed, set it to {found}"
                 )
+            if restored := open_quarantine(connection, self._clock.now()):
+                log.warning("%d timers were quarantined, can be read now and are back", restored)
             # The file lock proves that whoever owned the shards is dead: neither leases nor attempts are waited for.
             connection.execute("UPDATE shards SET owner_id = NULL, lease_until = 0; DELETE FROM instances")
             connection.execute("UPDATE timers SET deadline_at = 0 WHERE status = 'executing'")
@@ -333,7 +355,8 @@ class SqliteStore:
         now = self._clock.now()
         ours = dict(held.items() & _held(connection, owner_id).items())
         refused = frozenset(held.keys() - ours.keys())
-        look = Look(connection, now, None if len(ours) == self.shards else ours, limit)
+        some = None if len(ours) == self.shards else ours
+        look = Look(connection, now, some, limit, self._namespaces.unreadable)
         found, lanes, next_at = find(look)
         seqs = [seq for _, seq in found]
         tally: Tally = Counter()
@@ -347,6 +370,11 @@ class SqliteStore:
             tally[namespace, Status.EXECUTING] += count
         count_timers(connection, tally)
         return Begun(begun, next_at, refused, look.more, lanes)
+
+    def _quarantine(self, connection: Connection, asked: list[dict[int, str]]) -> list[None]:
+        for rows in asked:
+            put_aside(connection, still_unreadable(connection, rows), self._clock.now())
+        return [None] * len(asked)
 
     def _record(
         self, connection: Connection, asked: list[tuple[bytes, Sequence[tuple[Timer, Timer]]]]
@@ -369,29 +397,6 @@ class SqliteStore:
             tally[namespace, becomes] += count
         count_timers(connection, tally)
         return recorded
-
-
-_about_decoder = msgspec.json.Decoder(About)
-
-
-def _migrate(connection: Connection, path: Path) -> None:
-    version = connection.execute("PRAGMA user_version").get
-    if version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").get:
-        raise SettingsError(f"DATABASE_URL: {path} is a SQLite file of another program; give Duetime one of its own")
-    if version > len(MIGRATIONS):
-        raise SettingsError(
-            f"DATABASE_URL: {path} was written by a newer Duetime (schema {version}, this program knows "
-            f"{len(MIGRATIONS)}): run that version or a later one"
-        )
-    connection.create_scalar_function("duetime_lane", _lane, 2)
-    for number, script in enumerate(MIGRATIONS[version:], version + 1):
-        connection.execute(script)
-        connection.execute(f"PRAGMA user_version = {number}")
-
-
-def _lane(namespace: str, definition: str) -> int:
-    """For rows that were written before there were lanes."""
-    return lane_of(namespace, destination_in(definition))
 
 
 def _taken(connection: Connection, timers: Sequence[Timer], first_seq: int) -> list[Timer | Taken | None]:
@@ -424,7 +429,7 @@ def _instances(connection: Connection, now: int) -> list[Instance]:
     return [
         Instance(
             owner_id=owner_id,
-            about=_about_decoder.decode(about),
+            about=about_of(about),
             alive_until=until,
             shards=tuple(msgspec.json.decode(shards)),
         )

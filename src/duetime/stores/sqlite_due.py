@@ -43,12 +43,23 @@ _lanes_decoder = msgspec.json.Decoder(list[tuple[Found, int | None, int]])
 class Look:
     """One look at the timers of some shards (None: of all), for up to ``limit`` of them."""
 
-    def __init__(self, connection: Connection, now: int, shards: Collection[int] | None, limit: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        now: int,
+        shards: Collection[int] | None,
+        limit: int,
+        held_back: Collection[str] = (),
+    ) -> None:
+        """``held_back`` are namespaces that are treated like paused ones."""
         self._connection = connection
         self._now = now
         self._limit = limit
         paused: str = connection.execute("SELECT json_group_array(name) FROM namespaces WHERE paused").get
         self._paused = names(paused)
+        if held_back:
+            self._paused |= set(held_back)
+            paused = encode(sorted(self._paused)).decode()
         self._bindings = {"now": now, "paused": paused, "shards": encode(list(shards or ())).decode()}
         self._ours = "" if shards is None else " AND shard IN (SELECT value FROM json_each(:shards))"
         self.more = False
@@ -180,9 +191,17 @@ class Look:
         return at
 
 
-def lanes(connection: Connection, now: int, until: int, after: int, limit: int, due_max: int) -> Lanes:
-    """The lanes that have a timer due by ``until`` or an attempt whose deadline has passed, in namespaces that are not
-    paused."""
+def lanes(
+    connection: Connection,
+    now: int,
+    until: int,
+    after: int,
+    limit: int,
+    due_max: int,
+    held_back: Collection[str] = (),
+) -> Lanes:
+    """The lanes that have a timer due by ``until`` or an attempt whose deadline has passed, in namespaces that are
+    neither paused nor held back."""
     rows = connection.execute(
         f"""WITH RECURSIVE {_ALL_LANES}, first (lane, seq) AS MATERIALIZED (
             SELECT lane, (SELECT seq FROM timers WHERE status = 'pending' AND timers.lane = each_lane.lane
@@ -207,12 +226,18 @@ def lanes(connection: Connection, now: int, until: int, after: int, limit: int, 
     ).get
     found: dict[int, Lane] = {}
     for lane, namespace, head, fire_at in rows:
-        if lane not in found or fire_at < found[lane].fire_at:
+        if namespace not in held_back and (lane not in found or fire_at < found[lane].fire_at):
             found[lane] = Lane(lane, namespace, destination_in(head), fire_at)
     return Lanes(list(found.values()), due, end)
 
 
-def overdue(connection: Connection, shards: Collection[int] | None, before: int, most: int) -> list[Overdue]:
+def overdue(
+    connection: Connection,
+    shards: Collection[int] | None,
+    before: int,
+    most: int,
+    held_back: Collection[str] = (),
+) -> list[Overdue]:
     """How much is overdue in each lane."""
     ours = "" if shards is None else " AND shard IN (SELECT value FROM json_each(:shards))"
     rows = connection.execute(
@@ -234,6 +259,6 @@ def overdue(connection: Connection, shards: Collection[int] | None, before: int,
         },
     ).fetchall()
     return [
-        Overdue(namespace, destination_in(head), bool(paused), fire_at, timers)
+        Overdue(namespace, destination_in(head), bool(paused) or namespace in held_back, fire_at, timers)
         for namespace, head, paused, fire_at, timers in rows
     ]

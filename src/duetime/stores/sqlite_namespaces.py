@@ -6,6 +6,7 @@ a number in ``meta`` tells.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,9 +14,9 @@ import msgspec
 from duetime.errors import TooManyNamespaces
 from duetime.model import Namespace
 from duetime.stores.sqlite_rows import Connection, encode
+from duetime.stores.unreadable import RowReader, read_row
 
 _decoder = msgspec.json.Decoder(Namespace)
-_list_decoder = msgspec.json.Decoder(list[Namespace])
 _names_decoder = msgspec.json.Decoder(list[str])
 
 _CHANGED = "INSERT INTO meta VALUES ('namespaces', 1) ON CONFLICT DO UPDATE SET value = value + 1"
@@ -26,14 +27,20 @@ class Namespaces:
 
     def __init__(self) -> None:
         self._known: tuple[int, list[Namespace]] = -1, []
+        self._reader = RowReader()
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """The names of those that can't be read, with the reasons."""
+        return self._reader.unreadable
 
     def read(self, connection: Connection) -> list[Namespace]:
         with connection:  # one moment for both
             changes = connection.execute("SELECT value FROM meta WHERE name = 'namespaces'").get or 0
             if self._known[0] != changes:
-                rows = "(SELECT CAST(definition AS TEXT) AS whole FROM namespaces ORDER BY name)"
-                text = connection.execute(f"SELECT '[' || group_concat(whole) || ']' FROM {rows}").get
-                self._known = changes, _list_decoder.decode(text)
+                rows = connection.execute("SELECT name, definition FROM namespaces ORDER BY name").fetchall()
+                decodes = ((name, partial(_decoder.decode, definition)) for name, definition in rows)
+                self._known = changes, self._reader.read(decodes)
         return list(self._known[1])
 
 
@@ -43,7 +50,7 @@ def namespace_names(connection: Connection) -> list[str]:
 
 def read_namespace(connection: Connection, name: str) -> Namespace | None:
     found = connection.execute("SELECT definition FROM namespaces WHERE name = ?", (name,)).get
-    return None if found is None else _decoder.decode(found)
+    return None if found is None else read_row(name, partial(_decoder.decode, found))
 
 
 def put_namespaces(

@@ -41,7 +41,7 @@ def old_groups(connection: Connection, now: int, retention_ms: int) -> list[Grou
     """Where there are timers that are older than the retention: one seek in an index for each group."""
     found = connection.execute(
         f"""SELECT json_group_array(json_array(namespace, status)) FROM tallies
-        WHERE status NOT IN ('pending', 'executing') AND timers > 0 AND EXISTS (
+        WHERE status IN ('completed', 'failed', 'canceled') AND timers > 0 AND EXISTS (
             SELECT 1 FROM timers WHERE {_OLD.format(namespace="tallies.namespace", status="tallies.status")}
         )""",
         {"now": now, "retention_ms": retention_ms},

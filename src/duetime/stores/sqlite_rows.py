@@ -12,6 +12,7 @@ import msgspec
 
 from duetime.lifecycle import ATTEMPT_GRACE_MS
 from duetime.model import Status, Timer
+from duetime.stores.unreadable import UNREADABLE
 
 Connection = Any
 Tally = Counter[tuple[str, Status]]
@@ -55,6 +56,7 @@ _VALUES = [f"json_quote({c})" if c in _TEXTS else f"ifnull({c}, 'null')" for c i
 _AS_JSON = f"format('[{','.join(['%s'] * len(_COLUMNS))}]', {', '.join(_VALUES)})"
 
 _timers_decoder = msgspec.json.Decoder(list[Timer])
+_timer_decoder = msgspec.json.Decoder(Timer)
 names = msgspec.json.Decoder(set[str]).decode
 encode = msgspec.json.Encoder().encode
 
@@ -123,9 +125,31 @@ _revisions_decoder = msgspec.json.Decoder(dict[str, int])
 _sizes_decoder = msgspec.json.Decoder(dict[int, int])
 
 
+class UnreadableRows(Exception):
+    """A begin met rows that it can't read: by rowid, with the reason."""
+
+    def __init__(self, rows: dict[int, str]) -> None:
+        super().__init__(f"{len(rows)} rows can't be read")
+        self.rows = rows
+
+
 def select(connection: Connection, source: str, bindings: object = ()) -> list[Timer]:
-    """The timers that ``source`` (everything after ``FROM``) names, in its order."""
-    return _timers_decoder.decode(connection.execute(f"SELECT {_TIMERS} FROM {source}", bindings).get)
+    """The timers that ``source`` (everything after ``FROM``) names, in its order, without those that can't be read."""
+    try:
+        return _timers_decoder.decode(connection.execute(f"SELECT {_TIMERS} FROM {source}", bindings).get)
+    except UNREADABLE:
+        return [row for row, _ in one_by_one(connection, source, bindings) if isinstance(row, Timer)]
+
+
+def one_by_one(connection: Connection, source: str, bindings: object = ()) -> list[tuple[Timer | str, int]]:
+    """The same, each decoded by itself, with its rowid, and the reason in place of those that can't be read."""
+    rows: list[tuple[Timer | str, int]] = []
+    for text, seq in connection.execute(f"SELECT CAST({_AS_JSON} AS BLOB), seq FROM {source}", bindings).fetchall():
+        try:
+            rows.append((_timer_decoder.decode(text), seq))
+        except UNREADABLE as error:
+            rows.append((str(error), seq))
+    return rows
 
 
 def select_chosen(connection: Connection, seqs: Sequence[int]) -> list[Timer]:
@@ -187,12 +211,17 @@ def namespaces_of(connection: Connection, seqs: Sequence[int]) -> list[str]:
 
 
 def begin_rows(connection: Connection, seqs: Sequence[int], now: int) -> list[Timer]:
-    """``lifecycle.begin`` of the timers with these rowids, at the versions of their shards; oldest first."""
+    """``lifecycle.begin`` of the timers with these rowids, at the versions of their shards; oldest first. Raises
+    ``UnreadableRows``."""
     if not seqs:
         return []
     listed = encode(seqs).decode()
     connection.execute(_BEGIN, {"now": now, "seqs": listed})
-    begun = select(connection, "timers WHERE seq IN (SELECT value FROM json_each(?))", (listed,))
+    source = "timers WHERE seq IN (SELECT value FROM json_each(?))"
+    begun = select(connection, source, (listed,))
+    if len(begun) != len(seqs):
+        rows = one_by_one(connection, source, (listed,))
+        raise UnreadableRows({seq: row for row, seq in rows if isinstance(row, str)})
     begun.sort(key=lambda timer: timer.fire_at)
     return begun
 

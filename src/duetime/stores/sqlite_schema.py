@@ -9,6 +9,13 @@ that are held back. Firing a timer moves entries between small indexes; it never
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from duetime.errors import SettingsError
+from duetime.model import lane_of
+from duetime.stores.sqlite_rows import Connection
+from duetime.stores.targets import destination_in
+
 _HEX = "[0-9A-Fa-f]"
 
 MIGRATIONS: tuple[str, ...] = (
@@ -123,4 +130,35 @@ MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE IF NOT EXISTS ended_sessions (id BLOB PRIMARY KEY, ends_at INTEGER NOT NULL) STRICT, WITHOUT ROWID;
     """,
+    # The timers that a program could not read, with what they were before (docs/decisions/0026).
+    """
+    CREATE TABLE quarantine (
+        uuid           BLOB PRIMARY KEY,
+        namespace      TEXT NOT NULL,
+        id             TEXT NOT NULL,
+        status         TEXT NOT NULL,  -- what it goes back to
+        reason         TEXT NOT NULL,
+        quarantined_at INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
+
+
+def migrate(connection: Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").get
+    if version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").get:
+        raise SettingsError(f"DATABASE_URL: {path} is a SQLite file of another program; give Duetime one of its own")
+    if version > len(MIGRATIONS):
+        raise SettingsError(
+            f"DATABASE_URL: {path} was written by a newer Duetime (schema {version}, this program knows "
+            f"{len(MIGRATIONS)}): run that version or a later one"
+        )
+    connection.create_scalar_function("duetime_lane", _lane, 2)
+    for number, script in enumerate(MIGRATIONS[version:], version + 1):
+        connection.execute(script)
+        connection.execute(f"PRAGMA user_version = {number}")
+
+
+def _lane(namespace: str, definition: str) -> int:
+    """For rows that were written before there were lanes."""
+    return lane_of(namespace, destination_in(definition))
