@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import Raw
 
 from duetime.clock import SystemClock
+from duetime.identity import new_ids
 from duetime.model import (
     DEFAULT_NAMESPACE,
     SINGLE_ATTEMPT,
@@ -22,7 +23,6 @@ from duetime.model import (
     ResponseProtocol,
     Timer,
 )
-from duetime.service import new_ids
 from duetime.sharding import shard_of
 from duetime.stores.postgres import PostgresStore
 from duetime.stores.sqlite import SqliteStore

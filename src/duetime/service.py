@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Mapping, Sequence
 from random import getrandbits
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
-from duetime import lifecycle
+from duetime import lifecycle, rotation
 from duetime.clock import Clock
 from duetime.deliverer import Deliverers
 from duetime.errors import (
     DuetimeError,
     NamespaceConflict,
     Quarantined,
-    SecretNotFound,
     StoreError,
     StoreUnavailable,
     TimerConflict,
@@ -34,7 +31,8 @@ from duetime.errors import (
     TooManyNamespaces,
     UnknownNamespace,
 )
-from duetime.model import DAY_MS, Definition, Namespace, NatsTarget, Secret, Status, Target, Timer, destination_of
+from duetime.identity import new_ids
+from duetime.model import Definition, Namespace, NatsTarget, Secret, Status, Target, Timer, destination_of
 from duetime.sharding import shard_of
 from duetime.store import Filter, Hint, Instance, Page, Place, Quarantine, Query, Store, Taken
 
@@ -45,15 +43,11 @@ NAMESPACES_SECONDS = 5.0
 
 CHANGE_TRIES_MAX = 10
 REVISION_BITS = 48
-IDS_AT_ONCE = 256
 CHANGES_AT_ONCE = 32
 """How many of a filter's timers are changed, or of a batch's destinations begin to be checked, at a time: enough to
 share commits, few enough to let others in."""
 COUNT_MAX = 10_000
 """Beyond how many timers nobody counts one by one."""
-ROTATION_MS = DAY_MS
-"""How long the secret before the newest one still signs."""
-SECRETS_MAX = 10
 
 
 class NewTimer(Struct, frozen=True, kw_only=True):
@@ -471,26 +465,11 @@ class Service:
         now = self.clock.now()
         secret = Secret(id=str(uuid.uuid4()), key=key, created_at=now)
 
-        def added(namespace: Namespace) -> Namespace:
-            older = tuple(
-                s if s.expires_at is not None else msgspec.structs.replace(s, expires_at=now + ROTATION_MS)
-                for s in namespace.signing(now)
-            )
-            return msgspec.structs.replace(namespace, secrets=(secret, *older)[:SECRETS_MAX])
-
-        await self.change_namespace(name, added)
+        await self.change_namespace(name, lambda namespace: rotation.add(namespace, secret, now))
         return secret
 
     async def delete_secret(self, name: str, id: str) -> None:
-        def without(namespace: Namespace) -> Namespace:
-            if all(secret.id != id for secret in namespace.secrets):
-                raise SecretNotFound
-            kept = [secret for secret in namespace.signing(self.clock.now()) if secret.id != id]
-            if kept:  # The newest of those that still sign is the current one, which does not expire.
-                kept[0] = msgspec.structs.replace(kept[0], expires_at=None)
-            return msgspec.structs.replace(namespace, secrets=tuple(kept))
-
-        await self.change_namespace(name, without)
+        await self.change_namespace(name, lambda namespace: rotation.remove(namespace, id, self.clock.now()))
 
     # Sessions of the web page.
 
@@ -515,23 +494,6 @@ class Service:
         await self._store.ping()
 
 
-_VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
-
-
-def new_ids(clock: Clock) -> Iterator[str]:
-    """UUIDs that begin with the time, so that those of timers that are made together lie together in an index; the rest
-    is random. Asking the system for it costs more than all the rest: it is asked for many."""
-    at, begins = -1, ""
-    while True:
-        drawn = os.urandom(10 * IDS_AT_ONCE).hex()
-        for start in range(0, len(drawn), 20):
-            if at != (now := clock.now()):
-                at, t = now, f"{now:012x}"
-                begins = f"{t[:8]}-{t[8:]}-4"
-            h = drawn[start : start + 20]
-            yield f"{begins}{h[1:4]}-{_VARIANTS[h[4]]}{h[5:8]}-{h[8:]}"
-
-
 def _counted(number: int) -> Counted:
     return Counted(min(number, COUNT_MAX), number > COUNT_MAX)
 
@@ -544,33 +506,3 @@ def _repeat(there: Timer, fingerprint: str) -> Timer:
 def _check_same(there: str, fingerprint: str) -> None:
     if there != fingerprint:
         raise TimerConflict("a timer was made with this key or id and other parameters")
-
-
-_encode = msgspec.json.Encoder(order="deterministic").encode
-_digest = blake2b(digest_size=8)  # a copy costs half of a new one
-
-
-def fingerprint_of(definition: Definition, *parts: object) -> str:
-    """A short digest of what a create request means: equal for a repeat, however it is spelled."""
-    meant = (
-        definition.target,
-        _meant(definition.payload),
-        _meant(definition.metadata),
-        msgspec.structs.astuple(definition.retry),
-        (definition.timeout_ms, definition.body, definition.protocol),
-        parts,
-    )
-    digest = _digest.copy()
-    digest.update(_encode(meant))
-    return digest.hexdigest()
-
-
-def _meant(value: Raw) -> tuple[object, ...]:
-    """A JSON value without its spelling; nothing at all for one that was not given, which is not the same as null."""
-    return (msgspec.json.decode(value),) if value else ()
-
-
-def id_of_key(key: str) -> str:
-    """The id that an idempotency key stands for: a UUID of the shape of any other, the same for the same key."""
-    digest = blake2b(key.encode(), digest_size=16, person=b"duetime-idem").digest()
-    return str(uuid.UUID(bytes=digest, version=4))

@@ -21,6 +21,8 @@ LAYERS = [
         "retry",
         "sharding",
         "lifecycle",
+        "rotation",
+        "identity",
         "clock",
         "store",
         "broker",

@@ -31,6 +31,8 @@ _PLATFORM: Stage = ("tests/doors", "-k", "platform or nats_targets")
 STAGES: dict[str, tuple[Stage, ...]] = {
     "lifecycle": (_PURE, _UNIT, _API, _ENGINE),
     "retry": (_PURE,),
+    "rotation": (_UNIT, _API),
+    "identity": (_UNIT, _API),
     "service": (_UNIT, _API, _ENGINE),
     "engine/alarm": (_ENGINE,),
     "engine/destinations": (("tests/engine/test_destinations.py",), _ENGINE),

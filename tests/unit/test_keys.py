@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
+from duetime.identity import IDS_AT_ONCE, new_ids
 from duetime.model import timer_uuid
-from duetime.service import IDS_AT_ONCE, new_ids
 from tests.clocks import ManualClock
 
 

@@ -26,7 +26,8 @@ from duetime.model import (
     Target,
     Timer,
 )
-from duetime.service import CHANGES_AT_ONCE, ROTATION_MS, SECRETS_MAX, Counted, NewTimer, Service
+from duetime.rotation import ROTATION_MS, SECRETS_MAX
+from duetime.service import CHANGES_AT_ONCE, Counted, NewTimer, Service
 from duetime.store import Filter, Hint, Page
 from duetime.stores.memory import MemoryStore
 from tests.clocks import START, ManualClock

@@ -14,8 +14,9 @@ from duetime.doors.http import Request
 from duetime.doors.off_loop import RUN_BYTES_MAX, in_thread, off_loop, runs
 from duetime.doors.parts import parts_of
 from duetime.errors import InvalidInput, PayloadTooLarge
+from duetime.identity import fingerprint_of
 from duetime.model import Definition
-from duetime.service import NewTimer, Service, fingerprint_of
+from duetime.service import NewTimer, Service
 from duetime.timetext import parse_duration, parse_time
 
 T = TypeVar("T")

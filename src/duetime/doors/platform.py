@@ -38,6 +38,7 @@ from duetime.errors import (
     TimerNotFound,
     TimerNotPending,
 )
+from duetime.identity import fingerprint_of, id_of_key
 from duetime.model import (
     ABSENT,
     DEFAULT_NAMESPACE,
@@ -53,7 +54,7 @@ from duetime.model import (
     Target,
     Timer,
 )
-from duetime.service import NewTimer, Service, fingerprint_of, id_of_key
+from duetime.service import NewTimer, Service
 from duetime.store import Query, Sort
 from duetime.telemetry import Telemetry
 from duetime.timetext import format_time, parse_time
