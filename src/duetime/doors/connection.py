@@ -151,11 +151,12 @@ class Connection(asyncio.BufferedProtocol):
             self._since = self._loop.time()
             self._came(self._known.again(data[len(self._known_head) :]))
             return
-        for at in range(0, len(data), PARSED_AT_ONCE_MAX):
+        step = READ_AT_ONCE_MAX if self._asked else PARSED_AT_ONCE_MAX
+        for at in range(0, len(data), step):
             if self._waiting:
                 self._unparsed += data[at:]
                 break
-            self._parse(data[at : at + PARSED_AT_ONCE_MAX])
+            self._parse(data[at : at + step])
             if self._deaf:
                 break
         else:

@@ -83,10 +83,17 @@ class Reading:
         return found
 
     def _create(self, body: bytes) -> Asked:
-        return self._asked(_decode(body, schema.CreateTimer))
+        return self._asked(_decode(body, schema.CreateTimer), self._service.clock.now())
 
     def _together(self, body: bytes) -> list[Asked | InvalidInput]:
-        return [self._asked_or_fault(timer) for timer in wire.decode(body, _Batch, _batch_decoder).timers]
+        now = self._service.clock.now()
+        found: list[Asked | InvalidInput] = []
+        for timer in wire.decode(body, _Batch, _batch_decoder).timers:
+            try:
+                found.append(self._asked(timer, now))
+            except InvalidInput as error:
+                found.append(error)
+        return found
 
     def _parts(self, body: bytes) -> list[bytes]:
         around, parts = parts_of(body, "timers", parts_max=schema.BATCH_MAX, part_bytes_max=self._request_bytes_max)
@@ -101,21 +108,15 @@ class Reading:
         if len(part) > self._request_bytes_max:
             return PayloadTooLarge("timer", f"is larger than {self._request_bytes_max} bytes")
         try:
-            return self._asked_or_fault(_decode(part, schema.CreateTimer))
+            return self._create(part)
         except InvalidInput as error:
             return error
 
-    def _asked_or_fault(self, timer: schema.CreateTimer) -> Asked | InvalidInput:
-        try:
-            return self._asked(timer)
-        except InvalidInput as error:
-            return error
-
-    def _asked(self, timer: schema.CreateTimer) -> Asked:
+    def _asked(self, timer: schema.CreateTimer, now: int) -> Asked:
         namespace, id = key_of(timer)
         if timer.callback_url is None and timer.callback_subject is None:
             raise InvalidInput("callbackUrl", "is required")
-        definition = self.definition(timer, None)
+        definition = definition_of(timer, None, self._timeout_ms_max)
         execute_at, compared_at = self.time(timer)
         if execute_at is None:
             raise InvalidInput("executeAt", "is required, or a delay")
@@ -128,7 +129,7 @@ class Reading:
             # What has no id of the client's can't be asked for again.
             fingerprint="" if id is None else fingerprint_of(definition, timer.correlation_id, compared_at),
         )
-        return Asked(new, self.is_ahead(timer, execute_at))
+        return Asked(new, _is_ahead(timer, execute_at, now))
 
     def definition(self, fields: schema.Changes, before: Definition | None) -> Definition:
         """The definition that the fields make, of a new timer or out of the one before."""
@@ -144,5 +145,9 @@ class Reading:
         return at, at
 
     def is_ahead(self, fields: schema.Changes, execute_at: int | None) -> bool:
-        # A delay is from now on, even if now is past by a moment.
-        return fields.delay is not None or execute_at is None or execute_at > self._service.clock.now()
+        return _is_ahead(fields, execute_at, self._service.clock.now())
+
+
+def _is_ahead(fields: schema.Changes, execute_at: int | None, now: int) -> bool:
+    # A delay is from now on, even if now is past by a moment.
+    return fields.delay is not None or execute_at is None or execute_at > now
