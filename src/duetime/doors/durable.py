@@ -9,7 +9,7 @@ import msgspec
 from duetime.deliverers.signing import new_secret, to_text
 from duetime.doors import durable_schema as schema
 from duetime.doors import wire
-from duetime.doors.durable_reading import Reading
+from duetime.doors.durable_reading import Late, Reading
 from duetime.doors.durable_values import (
     cursor_of,
     filter_in,
@@ -239,9 +239,9 @@ class DurableDoor:
 
     async def create(self, request: Request) -> Response:
         asked = await self._reading.create(request)
-        if not asked.ahead:
+        if isinstance(asked, Late):
             return _ok(await self._earlier(asked.new))
-        timer, fresh = await self._service.create(asked.new)
+        timer, fresh = await self._service.create(asked)
         self._telemetry.created("durable", int(fresh))
         return _ok(timer)
 
@@ -254,9 +254,9 @@ class DurableDoor:
 
     async def upsert(self, request: Request) -> Response:
         asked = await self._reading.create(request)
-        if not asked.ahead:
+        if isinstance(asked, Late):
             raise _not_ahead()
-        timer = await self._service.upsert(asked.new)
+        timer = await self._service.upsert(asked)
         self._telemetry.created("durable")
         return _ok(timer)
 
@@ -265,23 +265,27 @@ class DurableDoor:
         results: list[schema.BatchResult | None] = []
         news: list[NewTimer] = []
         for asked in await self._reading.batch(request):
-            try:
-                if isinstance(asked, InvalidInput):
-                    raise asked
-                if asked.ahead:
-                    news.append(asked.new)
-                    results.append(None)
-                else:
-                    results.append(_made(await self._earlier(asked.new), minimal))
-            except StoreError:
-                raise
-            except DuetimeError as error:
-                results.append(self._refused(error))
+            if isinstance(asked, NewTimer):
+                news.append(asked)
+                results.append(None)
+            else:
+                results.append(await self._not_made(asked, minimal))
         answers = await self._service.create_many(news)
         self._telemetry.created("durable", sum(isinstance(answer, tuple) and answer[1] for answer in answers))
         left = iter(answers)
         whole = [self._result(next(left), minimal) if result is None else result for result in results]
         return Response(200, _encode(schema.BatchOut(whole)), (JSON, MINIMAL_APPLIED) if minimal else (JSON,))
+
+    async def _not_made(self, asked: Late | InvalidInput, minimal: bool) -> schema.BatchResult:
+        """The result for a part of a batch that makes no timer."""
+        if isinstance(asked, InvalidInput):
+            return self._refused(asked)
+        try:
+            return _made(await self._earlier(asked.new), minimal)
+        except StoreError:
+            raise
+        except DuetimeError as error:
+            return self._refused(error)
 
     def _result(self, answer: tuple[Timer, bool] | DuetimeError, minimal: bool) -> schema.BatchResult:
         return self._refused(answer) if isinstance(answer, DuetimeError) else _made(answer[0], minimal)

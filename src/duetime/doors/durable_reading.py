@@ -40,11 +40,13 @@ def _decode(body: bytes, kind: type[T]) -> T:
     return wire.decode(body, kind, decoder)
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What a create asks for, and whether its time is ahead: for a repeat it may be past."""
+class Late(msgspec.Struct, frozen=True):
+    """A create whose time is past: the repeat of an earlier one, or a mistake."""
 
     new: NewTimer
-    ahead: bool
+
+
+Asked = NewTimer | Late
 
 
 class Reading:
@@ -129,7 +131,7 @@ class Reading:
             # What has no id of the client's can't be asked for again.
             fingerprint="" if id is None else fingerprint_of(definition, timer.correlation_id, compared_at),
         )
-        return Asked(new, _is_ahead(timer, execute_at, now))
+        return new if execute_at > now or timer.delay is not None else Late(new)
 
     def definition(self, fields: schema.Changes, before: Definition | None) -> Definition:
         """The definition that the fields make, of a new timer or out of the one before."""
@@ -145,9 +147,5 @@ class Reading:
         return at, at
 
     def is_ahead(self, fields: schema.Changes, execute_at: int | None) -> bool:
-        return _is_ahead(fields, execute_at, self._service.clock.now())
-
-
-def _is_ahead(fields: schema.Changes, execute_at: int | None, now: int) -> bool:
-    # A delay is from now on, even if now is past by a moment.
-    return fields.delay is not None or execute_at is None or execute_at > now
+        # A delay is from now on, even if now is past by a moment.
+        return fields.delay is not None or execute_at is None or execute_at > self._service.clock.now()
