@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 QUERY_FIELDS_MAX = 64
 PATH_CHARS_LOGGED_MAX = 200
+PIECE_BYTES_MIN, GATHERED_BYTES_MAX = 4 * 1024, 64 * 1024
+"""Smaller pieces of a body are gathered up to this size: an object for each would take many times their bytes."""
 JSON = (b"content-type", b"application/json")
 
 
@@ -111,7 +113,18 @@ class Request:
     """One request: its route's path parameters, its query, its headers, and its body as it comes."""
 
     __slots__ = (
-        *("_body", "_broken", "_budget", "_connection", "_fed", "_framing", "_held", "_waiting", "answered", "headers"),
+        *(
+            "_broken",
+            "_budget",
+            "_connection",
+            "_fed",
+            "_framing",
+            "_held",
+            "_pieces",
+            "_waiting",
+            "answered",
+            "headers",
+        ),
         *("last", "method", "old", "parameters", "path", "query_string", "raw_path", "whole"),
     )
 
@@ -137,7 +150,7 @@ class Request:
         self.answered = False  # whatever comes is dropped
         self._connection = connection
         self._framing = framing
-        self._body: bytes | bytearray = b""
+        self._pieces: list[bytes | bytearray] = []
         self._fed = 0
         self._held = 0  # of the budget
         self._budget: Budget | None = None
@@ -203,7 +216,7 @@ class Request:
             raise PayloadTooLarge("body", f"is larger than {bytes_max} bytes")
         connection = self._connection
         budget = self._budget = None if connection is None else connection.budget
-        if budget is not None and not budget.has_room(announced, announced):
+        if budget is not None and not self.whole and not budget.has_room(announced, announced):
             raise TooBusy(NO_ROOM)
         while True:
             fed = self._fed
@@ -214,8 +227,8 @@ class Request:
                     raise TooBusy(NO_ROOM)
                 self._held = fed
             if self.whole:
-                body, self._body = self._body, b""
-                return body if isinstance(body, bytes) else bytes(body)
+                pieces, self._pieces = self._pieces, []
+                return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
             if self._broken is not None or connection is None:
                 raise self._broken or Gone
             self._waiting = asyncio.get_running_loop().create_future()
@@ -239,14 +252,14 @@ class Request:
         """Another request with the same head, whose body has come already."""
         head = self.method, self.path, self.raw_path, self.query_string, self.headers
         other = Request(*head, self._connection, self._framing)
-        other._body = body
+        other._pieces.append(body)
         other._fed = len(body)
         other.whole = True
         return other
 
     def has(self, body: bytes) -> bool:
         """Whether this is what has come of its body."""
-        return self._body == body
+        return b"".join(self._pieces) == body
 
     @property
     def waits(self) -> bool:
@@ -257,12 +270,13 @@ class Request:
         """A piece of the body came; how much of it there is now."""
         self._fed += len(piece)
         if not self.answered:
-            if not self._body:
-                self._body = piece
-            elif isinstance(self._body, bytes):
-                self._body = bytearray(self._body + piece)
+            pieces = self._pieces
+            if not pieces or len(piece) >= PIECE_BYTES_MIN:
+                pieces.append(piece)
+            elif isinstance(last := pieces[-1], bytearray) and len(last) < GATHERED_BYTES_MAX:
+                last += piece
             else:
-                self._body += piece  # Pieces may be tiny, and an object for each would take many times their bytes.
+                pieces.append(bytearray(piece))
             self._wake()
         return self._fed
 
@@ -283,7 +297,7 @@ class Request:
     def over(self) -> None:
         """It is answered, or nobody waits for an answer: whatever comes from here on is dropped."""
         self.answered = True
-        self._body = b""
+        self._pieces = []
         if self._budget is not None:
             self._budget.held -= self._held
             self._held = 0
