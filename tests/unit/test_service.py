@@ -525,6 +525,23 @@ async def settled() -> None:
 
 
 @scene
+async def test_a_namespace_that_was_asked_for_is_known(world: World) -> None:
+    other = world.new_service()
+    await other.create_namespace("theirs", shards=None, retention_ms=None, weight=7)
+    assert world.service.weight("theirs") == 1 and world.keys(namespace="theirs") is None
+    await world.service.namespace("theirs")
+    assert world.service.weight("theirs") == 7 and world.keys(namespace="theirs") == []
+
+
+@scene
+async def test_each_change_of_a_namespace_is_the_next_revision(world: World) -> None:
+    before = await world.service.namespace("default")
+    for paused in (True, False):
+        await world.service.change_namespace("default", lambda n, p=paused: msgspec.structs.replace(n, paused=p))  # type: ignore[misc]
+    assert world.store._namespaces["default"].revision == before.revision + 2
+
+
+@scene
 async def test_a_rotation_gives_the_secret_before_its_end_once(world: World) -> None:
     await world.service.add_secret("default", b"a")
     assert world.secrets() == [(b"a", None)]

@@ -25,7 +25,8 @@ class Budget:
 
     def take(self, more: int, size: int) -> bool:
         """``has_room``, and take them if so."""
-        if not self.has_room(more, size):
+        held = self.held + more
+        if held > (self._bytes_max if size <= SMALL_BYTES_MAX else self._large_max):
             return False
-        self.held += more
+        self.held = held
         return True

@@ -228,7 +228,7 @@ class Request:
                 self._held = fed
             if self.whole:
                 pieces, self._pieces = self._pieces, []
-                return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+                return b"".join(pieces)  # the piece itself, if there is but one
             if self._broken is not None or connection is None:
                 raise self._broken or Gone
             self._waiting = asyncio.get_running_loop().create_future()
