@@ -16,6 +16,7 @@ from duetime.errors import StoreIndeterminate, StoreUnavailable
 from duetime.lifecycle import ATTEMPT_GRACE_MS, LOST_MAX
 from duetime.model import Definition, HttpTarget, Outcome, OutcomeKind, RetryPolicy, Status, Target, Timer
 from duetime.service import Counted, NewTimer, Service
+from duetime.settings import Settings
 from duetime.store import Begun, Filter
 from duetime.stores.memory import MemoryStore
 from duetime.telemetry import Telemetry
@@ -448,3 +449,16 @@ async def test_a_change_by_filter_goes_on_through_short_pages() -> None:
     assert await scene.service.cancel_all(Filter(), 25) == Counted(5)
     assert (await scene.store.tally())[Status.CANCELED] == 30
     assert await scene.service.replay_all(Filter(status=Status.CANCELED), 1_000) == Counted(30)
+
+
+def test_an_engine_without_options_works_as_a_service_without_settings_does() -> None:
+    options, settings = EngineOptions(), Settings()
+    assert options == EngineOptions(
+        lease_ms=settings.lease_ttl_ms,
+        look_interval_ms=settings.timer_polling_interval_ms,
+        begin_max=settings.timer_batch_size,
+        in_flight_max=settings.max_in_flight,
+        per_destination_max=settings.max_per_destination,
+        drain_ms=settings.drain_timeout_ms,
+        retention_ms=settings.retention_ms or 0,
+    )

@@ -91,6 +91,10 @@ class Deck:
 # What is known.
 
 
+def test_at_first_the_oldest_are_taken() -> None:
+    assert not Lanes().active
+
+
 def test_a_lane_is_asked_for_when_it_is_due_and_forgotten_when_it_is_empty() -> None:
     deck = Deck()
     lane = deck.learn("default", "a", NOW + 50)
@@ -455,3 +459,10 @@ def test_nothing_is_asked_for_twice() -> None:
     deck.look()
     assert len({portion.lane for portion in deck.asked}) == len(deck.asked) == 64
     assert all(portion.most > 0 and portion.share > 0 for portion in deck.asked)
+
+
+def test_what_a_look_gives_to_one_new_destination_counts_for_the_next() -> None:
+    deck = Deck(in_flight_max=64)
+    for host in ("first", "second"):
+        deck.learn("new", host)
+    assert sum(deck.look().values()) == deck.free // 2

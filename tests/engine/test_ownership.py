@@ -107,6 +107,17 @@ async def test_a_lease_is_trusted_from_before_its_renewal_was_sent_and_less_a_ma
 
 
 @on_virtual_time
+async def test_who_has_left_owns_nothing_any_more() -> None:
+    world = World()
+    await world.start()
+    owned = [f"duetime_owned_shards {count}" for count in (float(SHARDS), 0.0)]
+    telemetry = world.ours._telemetry
+    assert owned[0] in telemetry.own_page().decode()
+    await world.ours.leave()
+    assert owned[1] in telemetry.own_page().decode() and not world.ours.held()
+
+
+@on_virtual_time
 async def test_trust_ends_before_the_lease_of_the_store_does() -> None:
     world = World()
     world.store.before["renew"] = 1.0  # The lease starts when the store does its work.
