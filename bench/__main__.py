@@ -1,6 +1,6 @@
-"""``python -m bench``: runs the measurements in rounds, the peers among them, and writes the figures and the report.
+"""``python -m bench``: runs the measurements in rounds, including the peers, and writes the figures and the report.
 
-Raw figures go to a file, from which ``python -m bench.report`` makes the document again at any time.
+Raw figures go to a file, from which ``python -m bench.report`` can create the document again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.processes import WRK, WRK_MISSING, reason, receiver
 from bench.results import Failure, Results
 from bench.rounds import ROUND, Bench, Part, spread
 from bench.setups import PostgresDatabases, Sqlite
-from duetime import __version__
+from duetime.version import __version__
 from tests.postgres import Missing, Postgres
 
 OURS = {
@@ -53,13 +53,13 @@ class Turn(NamedTuple):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="everything, in rounds: about forty minutes")
-    parser.add_argument("--rounds", type=int, help=f"[1; with --full {ROUNDS}, {ROUNDS_LONG} of what takes long]")
+    parser.add_argument("--full", action="store_true", help="all measurements, in rounds: about forty minutes")
+    parser.add_argument("--rounds", type=int, help=f"[1; with --full {ROUNDS}, {ROUNDS_LONG} of the slow ones]")
     parser.add_argument(
-        "--only", choices=(*OURS, PEERS), action="append", help="run this one alone; may be repeated; no report"
+        "--only", choices=(*OURS, PEERS), action="append", help="run only this one, without a report; may be repeated"
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help=f"for the raw figures [{report.FIGURES.name} in docs]"
+        "--json", type=Path, metavar="FILE", help=f"the file for the raw figures [{report.FIGURES.name} in docs]"
     )
     return parser
 
@@ -74,7 +74,7 @@ def _turns(bench: Bench, names: Sequence[str]) -> list[Turn]:
 
 
 def _rounds(turn: Turn, options: argparse.Namespace) -> int:
-    """How many rounds it takes part in: peers that are slow and decide no bar are in the first one only."""
+    """The number of rounds of a measurement: slow peers that decide no bar run only in the first one."""
     rounds: int = options.rounds or (ROUNDS if options.full else 1)
     if turn.measurement == PEERS:
         return rounds if against.decides(turn.part) else 1
@@ -84,7 +84,7 @@ def _rounds(turn: Turn, options: argparse.Namespace) -> int:
 async def _run(
     bench: Bench, options: argparse.Namespace, names: Sequence[str], results: Results, watch: Machine
 ) -> None:
-    """Every second round is backwards, so that what drifts falls on all of its turns."""
+    """Every second round runs backwards, so that drift affects all turns equally."""
     turns = _turns(bench, names)
     rounds = max((_rounds(turn, options) for turn in turns), default=0)
     for number in range(rounds):

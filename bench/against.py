@@ -1,4 +1,5 @@
-"""Measures the peers, what a user would pick otherwise, in the same run: each does the same job on its own store."""
+"""Measures the peers, the alternatives that a user might choose, in the same run: each does the same job on its own
+store."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ SINGLES, BATCHED, HERD, SUSTAINED, SUSTAINED_SINGLES = (
     "sustained_singles_per_second",
 )
 Peer = tuple[str, dict[int, float]]
-"""The name of a peer, and a figure of it by round."""
+"""The name of a peer, and one of its figures by round."""
 GIVEN = "herd"
-"""How many due at one instant a peer was given."""
+"""The number of timers due at one instant that a peer was given."""
 
 
 def parts(bench: Bench) -> Parts:
@@ -37,7 +38,7 @@ def parts(bench: Bench) -> Parts:
 
 
 def decides(name: str) -> bool:
-    """Whether it is among those that can be the fastest."""
+    """Whether it can be the fastest."""
     from bench.peers import PEERS
 
     return PEERS[name].decides
@@ -58,7 +59,7 @@ async def _measure(bench: Bench, name: str) -> dict[str, Any]:
 
 
 def sample(figures: Figures) -> dict[str, Any]:
-    """What was measured until it failed, if it did, with the failure; BenchError if it was nothing."""
+    """The results until a failure, if any, with the failure; BenchError if there are none."""
     if figures.error and figures.singles_per_second is None:
         raise BenchError(figures.error)
     late = figures.herd_lateness_ms
@@ -77,17 +78,17 @@ def missing() -> str | None:
 
 
 def given(samples: Samples, count: int) -> Samples:
-    """The peers that had so many due at one instant: with fewer, a rate and a lateness are other figures."""
+    """The peers with this many timers due at one instant: rates and latenesses with fewer are not comparable."""
     return Samples({peer: of for peer, of in samples.of.items() if samples.median(peer, GIVEN) == count})
 
 
 def fastest(samples: Samples, figure: str) -> Peer | None:
-    """The best peer by a rate, with that of each round."""
+    """The best peer by a rate, with the rate of each round."""
     return max(_measured(samples, figure), key=lambda peer: statistics.median(peer[1].values()), default=None)
 
 
 def soonest(samples: Samples, figure: str) -> Peer | None:
-    """The best peer by a lateness, with that of each round."""
+    """The best peer by a lateness, with the lateness of each round."""
     return min(_measured(samples, figure), key=lambda peer: statistics.median(peer[1].values()), default=None)
 
 

@@ -1,8 +1,8 @@
-"""A bare application on a server that is not ours: reads a create request, and answers it without doing anything.
+"""A bare application on a foreign server: reads a create request and responds without doing anything.
 
-Run by uvicorn with uvloop and httptools, in the environment of the peers. Creates are held to it: it is what a
-thin application on a well-kept server does. Our own server is no measure, because every gain on it makes the creates
-behind it look worse.
+Runs with uvicorn, uvloop and httptools, in the environment of the peers. It is the reference for creates: the speed of
+a thin application on a well-maintained server. Our own server would be a bad reference, because every improvement of it
+would make creates look worse.
 """
 
 from __future__ import annotations

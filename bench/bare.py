@@ -1,6 +1,6 @@
-"""The bare server, a process: Duetime's own server and checks of a create request, with no store behind them.
+"""The bare server, a process: Duetime's own server and validation of a create request, without a store.
 
-``python -m bench.bare PORT KEY``. It is the ceiling of creates over HTTP: what is lost below it is the store's share.
+``python -m bench.bare PORT KEY``. It is the ceiling of creates over HTTP: the difference is the store's share.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import uvloop
 
 from duetime.doors import wire
 from duetime.doors.http import Application, Handler, Keys, Request, Response
-from duetime.doors.platform import Create
+from duetime.doors.platform_schema import CreatePlatformTimer
 from duetime.doors.server import Server, bind
 from duetime.errors import InvalidInput
 from duetime.timetext import format_time, parse_time
 
 BODY_BYTES_MAX = 256 * 1024
 
-_decoder = msgspec.json.Decoder(Create)
+_decoder = msgspec.json.Decoder(CreatePlatformTimer)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -40,7 +40,7 @@ class BareDoor:
 
     async def create(self, request: Request) -> Response:
         await self._keys.check(request)
-        fields = wire.decode(await request.body(BODY_BYTES_MAX), Create, _decoder)
+        fields = wire.decode(await request.body(BODY_BYTES_MAX), CreatePlatformTimer, _decoder)
         if fields.execute_at is None or fields.callback_url is None:
             raise InvalidInput("body", "lacks a field")
         at = format_time(parse_time(fields.execute_at, "execute_at"))

@@ -1,6 +1,6 @@
-"""What Duetime is held to and what it aims at, judged by what was measured: held, not held, or why it can't be said.
+"""The bars and goals of Duetime, checked against the measurements: held, not held, or why it is unknown.
 
-A bar is what every run must show; a goal, where there is one, is what the design aims at beyond it (decision 22).
+Every run must reach the bars; a goal, if there is one, is what the design aims at beyond the bar (decision 22).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from bench.setups import POSTGRES, POSTGRES_2, SQLITE
 from bench.tables import Format, Table, ms, percent, rate, times
 
 SECOND_WORKER = 1.5
-"""What two workers do must be at least so many times what one does."""
+"""Two workers must do at least this many times the work of one."""
 BUSY_SHARE_MAX = 1 / SECOND_WORKER
-"""With more of the machine busy with one worker, its load and its database, a second one has no room to add half."""
+"""If one worker, its load and its database use more of the machine than this, a second worker has no room to add
+half."""
 NOT_MEASURED, PEERS_MISSING = "was not measured", "no peer has this figure"
 
 
@@ -68,7 +69,7 @@ def table(bars: list[Bar]) -> Table:
 
 
 def _of_goal(bar: Bar) -> str:
-    return "" if not bar.goal or not bar.held else ", and the goal" if bar.reached else ", not the goal"
+    return "" if not bar.goal or not bar.held else ", goal reached" if bar.reached else ", goal missed"
 
 
 def _at_least(bar: Bar, least: float, goal: float | None) -> Bar:
@@ -82,19 +83,20 @@ def _at_least(bar: Bar, least: float, goal: float | None) -> Bar:
 def _beside(
     number: str, what: str, ours: Mapping[int, float], peer: Peer | None, least: float, goal: float | None = None
 ) -> Bar:
-    """Our rate beside that of a peer."""
+    """Our rate compared with that of a peer."""
     bar = _compared(Bar(number, what, ""), ours, peer, rate)
     return _at_least(bar, least, goal)
 
 
 def _compared(bar: Bar, ours: Mapping[int, float], peer: Peer | None, form: Format) -> Bar:
-    """The same bar with the median of the rounds' ratios: a machine's speed differs more between rounds than within."""
+    """The same bar with the median of the rounds' ratios: the machine's speed varies more between rounds than
+    within."""
     if not ours or peer is None:
         bar.why = PEERS_MISSING if ours else NOT_MEASURED
         return bar
     name, theirs = peer
     medians = [form(statistics.median(of.values())) for of in (ours, theirs)]
-    bar.measured = f"{medians[0]} to {medians[1]} of {name}"
+    bar.measured = f"{medians[0]} against {medians[1]} of {name}"
     bar.ratio = ratio(ours, theirs)
     return bar
 
@@ -108,7 +110,7 @@ def _within(
     least: float,
     goal: float | None = None,
 ) -> Bar:
-    """The same of two parts of one measurement."""
+    """The same figure of two parts of one measurement."""
     ours, other = (samples.by_round(part, figure) for part in pair)
     bar = _compared(Bar(number, what, ""), ours, (pair[1], other) if other else None, rate)
     bar.why = bar.why and NOT_MEASURED
@@ -166,13 +168,15 @@ def _steady(samples: Samples) -> Iterator[Bar]:
 
 
 def _twice(number: str, what: str, samples: Samples, part: str, beside: str) -> Bar:
-    """A p99 of at most twice another one plus 10 ms, in most rounds: a mean would let one stall pass for a figure."""
+    """A p99 of at most twice another one plus 10 ms, in most rounds: with a mean, one stall would dominate."""
     bar = f"≤ 2 × {beside} + 10 ms"
     pairs = list(zip(samples.each(part, "p99_ms"), samples.each(beside, "p99_ms"), strict=False))
     if not pairs:
         return Bar(number, what, bar, why=NOT_MEASURED)
     held = [ours <= 2 * other + 10 for ours, other in pairs]
-    measured = f"{ms(samples.median(part, 'p99_ms') or 0)} to {ms(samples.median(beside, 'p99_ms') or 0)} of {beside}"
+    measured = (
+        f"{ms(samples.median(part, 'p99_ms') or 0)} against {ms(samples.median(beside, 'p99_ms') or 0)} of {beside}"
+    )
     ratio = samples.ratio(part, beside, "p99_ms")
     return Bar(number, what, bar, measured=measured, ratio=ratio, held=sum(held) > len(held) / 2)
 
@@ -201,7 +205,10 @@ def _second_worker(results: Results) -> Iterator[Bar]:
         bar = _within("7", f"a second worker: {what}", samples, (two, one), "per_second", SECOND_WORKER)
         busy = samples.median(one, "busy")
         if busy is not None and busy > BUSY_SHARE_MAX:
-            bar.held, bar.why = None, f"{SECOND_WORKER:g} × the {percent(busy)} busy with one do not fit the machine"
+            bar.held, bar.why = (
+                None,
+                f"{SECOND_WORKER:g} × the {percent(busy)} in use with one does not fit the machine",
+            )
         yield bar
 
 

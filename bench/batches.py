@@ -1,4 +1,4 @@
-"""Measures creates in batches over HTTP, each batch one durable write, and what a timer takes on disk."""
+"""Measures creates in batches over HTTP, each batch one durable write, and the disk space per timer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def _measure(bench: Bench, setup: Setup, count: int) -> Sample:
             made = result["answers"] * count
             pending = (await metrics(server))['duetime_timers{status="pending"}']
         if pending != made:
-            raise BenchError(f"{pending:,.0f} timers are pending where {made:,} were made in batches")
+            raise BenchError(f"{pending:,.0f} timers are pending, but {made:,} were created in batches")
         return {
             "per_second": result["per_second"] * count,
             "p50_ms": result["p50_ms"],
@@ -66,9 +66,9 @@ def tables(samples: Samples) -> list[Table]:
         lines = across(
             samples,
             [part_name(setup, count) for setup in SETUPS],
-            ("timers made", "per_second", rate),
-            ("a batch is answered after, p50", "p50_ms", ms),
-            ("a batch is answered after, p99", "p99_ms", ms),
+            ("timers created", "per_second", rate),
+            ("response time of a batch, p50", "p50_ms", ms),
+            ("response time of a batch, p99", "p99_ms", ms),
             ("CPU of the service per timer", "server_cpu", us),
             ("CPU of the database per timer", "store_cpu", us),
             ("on disk per pending timer", "disk_bytes", size),

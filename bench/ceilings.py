@@ -27,11 +27,11 @@ from duetime.deliverers.bodies import body_of
 from duetime.deliverers.client import HttpClient
 from duetime.deliverers.egress import Egress
 from duetime.deliverers.http import HttpDeliverer
-from duetime.deliverers.signing import new_secret
 from duetime.model import OutcomeKind
 from duetime.node import prepare_interpreter
-from duetime.stores.postgres import PostgresStore
-from duetime.stores.sqlite import SqliteStore
+from duetime.secret_rotation import new_key
+from duetime.stores.postgres.store import PostgresStore
+from duetime.stores.sqlite.store import SqliteStore
 from duetime.urls import parse_url
 
 LOOK_SECONDS = 0.01
@@ -45,7 +45,7 @@ def _figures(count: int, started: float, cpu: float) -> Figures:
 
 
 async def store(address: str, url: str, callers: int, seconds: float) -> Figures:
-    """``put`` from many coroutines, one timer each time, into a file or the database of a URL."""
+    """``put`` from many coroutines, one timer at a time, into a file or the database of a URL."""
     opened: SqliteStore | PostgresStore
     if "://" in address:
         opened = PostgresStore(address, shards=SHARDS)
@@ -90,10 +90,10 @@ async def raw(address: str, batch: int, seconds: float) -> Figures:
 
 
 async def client(url: str, callers: int, seconds: float, keys: int) -> Figures:
-    """The deliverer as the server has it, without the engine and the store around it, signing with so many keys."""
+    """The deliverer as in the server, without the engine and the store, signing with this many keys."""
     clock = SystemClock()
     egress = Egress(clock, allow_all=True)
-    secrets = [new_secret() for _ in range(keys)]
+    secrets = [new_key() for _ in range(keys)]
     deliverer = HttpDeliverer(egress=egress, clock=clock, keys_of=lambda namespace: secrets, version="bench")
     made = [timer(url, 0, due=10**12) for _ in range(5_000)]
     prepare_interpreter()
@@ -136,7 +136,8 @@ async def loop(url: str, per_second: int, seconds: int) -> Figures:
 
 
 async def acks(url: str, stream: str, consumer: str, count: int) -> Figures:
-    """Takes commands through the client of the broker's adapter, as many at a time as it does, and only acks them."""
+    """Receives commands with the client of the broker's adapter, with the same limit on concurrency, and only acks
+    them."""
     client = await nats.connect(url)
     inbox = client.new_inbox()
     request = msgspec.json.encode({"batch": TAKEN_MAX, "expires": int(ASK_SECONDS * 1e9)})

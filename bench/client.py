@@ -1,4 +1,5 @@
-"""Measures the delivery client alone, with every guard on, beside wrk and our load generator, against one receiver."""
+"""Measures the delivery client alone, with every guard on, compared with wrk and our load generator, against one
+receiver."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Makes very many pending timers out of one, inside the database: millions of puts would take longer than the bench.
+"""Copies one pending timer very many times inside the database: millions of puts would take longer than the bench.
 
-Each copy has an identity, a shard and a time of its own, spread over a year that begins tomorrow. They are there to be
-many; no measurement fires them.
+Each copy has its own identity, shard and time, spread over a year that begins tomorrow. Only their number matters; no
+measurement fires them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import apsw
 import asyncpg
 
 from bench.timers import DAY_MS, SHARDS, now_ms
-from duetime.stores.postgres_schema import SCHEMA
+from duetime.stores.postgres.schema import SCHEMA
 
 STATEMENT_SECONDS_MAX = 3_600
 YEAR_MS = 365 * DAY_MS
 
 
 def _statement(columns: list[str], own: dict[str, str], series: str) -> str:
-    """Copies of the only row there is; ``own`` says what differs, by the number ``n`` and the time ``due``."""
+    """Copies of the only row; ``own`` has the expressions that differ, by the number ``n`` and the time ``due``."""
     values = ", ".join(own.get(column, f"one.{column}") for column in columns)
     return f"INSERT INTO timers ({', '.join(columns)}) SELECT {values} FROM timers AS one, {series}"
 
@@ -30,7 +30,7 @@ def _own(uuid: str, id: str) -> dict[str, str]:
 
 
 def clone_sqlite(file: Path, count: int) -> None:
-    """Into a file that has one timer and is open nowhere else; the indexes grow as they do in life."""
+    """Into a file with one timer that is not open elsewhere; the indexes grow as in normal use."""
     connection = apsw.Connection(str(file))
     connection.execute("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -2000000")
     columns = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info('timers')")]
@@ -47,7 +47,7 @@ def clone_sqlite(file: Path, count: int) -> None:
 
 
 async def clone_postgres(url: str, count: int) -> None:
-    """Into a database that has one timer; the indexes are made afterwards and left as full as PostgreSQL makes them."""
+    """Into a database with one timer; the indexes are created afterwards, with PostgreSQL's normal fill factor."""
     connection = await asyncpg.connect(
         url, server_settings={"search_path": SCHEMA}, command_timeout=STATEMENT_SECONDS_MAX
     )

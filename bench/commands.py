@@ -1,4 +1,4 @@
-"""Measures the broker door: how fast commands are taken in, and what HTTP timers notice of a broker that is down."""
+"""Measures the NATS API: how fast commands are processed, and the effect of a broker outage on HTTP timers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from duetime.brokers.nats import CONSUMER, Names
 from duetime.model import BodyFormat, NatsTarget, Timer
 from duetime.timetext import format_time
 
-TITLE = "Commands of a broker"
+TITLE = "NATS commands"
 TAKEN, ACKED, UP, DOWN = "taken in", "only acked", "broker up", "broker down"
 START_MS = 1_500
 TENANTS = 10
@@ -42,7 +42,7 @@ def tables(samples: Samples) -> list[Table]:
     commands = across(samples, taken, ("commands", "per_second", rate), ("CPU per command", "cpu", us))
     lateness = across(samples, beside, ("lateness p50", "p50_ms", ms), ("lateness p99", "p99_ms", ms))
     due = f"HTTP timers at {rate(HTTP_PER_SECOND)} beside NATS timers at {rate(EVENTS_PER_SECOND)}"
-    return [Table(["", *taken], commands), Table([due, *beside], lateness)]
+    return [Table(["", "created", "only acked"], commands), Table([due, *beside], lateness)]
 
 
 # Commands in.
@@ -72,7 +72,7 @@ def _taken_in(bench: Bench) -> Parts:
 
 
 async def _publish(broker: Process, count: int) -> None:
-    """Make the stream and the consumer as the service would, and put the commands into it."""
+    """Create the stream and the consumer as the service would, and publish the commands."""
     client = await _connect(broker)
     js = client.jetstream()
     subjects = [f"{NAMES.commands}.*"]
@@ -101,12 +101,12 @@ async def _publish(broker: Process, count: int) -> None:
 
 
 async def _watch(broker: Process, server: Process, count: int) -> Sample:
-    """From when the first commands are seen to be acked to when all are."""
+    """From when the first commands are seen to be acked until all are."""
     client = await _connect(broker)
     left = await _until_left(client, 0, count - 1)
     started, cpu = time.perf_counter(), server.cpu_seconds()
     if left < count // 2:
-        raise BenchError("the commands were taken in before anybody looked")
+        raise BenchError("the commands were acked before the measurement began")
     await _until_left(client, 0, 0)
     took, cpu = time.perf_counter() - started, server.cpu_seconds() - cpu
     await client.close()
@@ -117,7 +117,7 @@ async def _watch(broker: Process, server: Process, count: int) -> Sample:
 
 
 async def _until_left(client: Client, least: int, most: int) -> int:
-    """Return when the stream of commands holds so many."""
+    """Wait until the stream of commands holds this many messages."""
     js = client.jetstream()
     until = time.monotonic() + TAKEN_SECONDS_MAX
     while time.monotonic() < until:
@@ -125,7 +125,7 @@ async def _until_left(client: Client, least: int, most: int) -> int:
         if least <= left <= most:
             return left
         await asyncio.sleep(LOOK_SECONDS)
-    raise BenchError("the commands were not taken in, in time")
+    raise BenchError("the commands were not acked in time")
 
 
 async def _connect(broker: Process) -> Client:
@@ -172,7 +172,7 @@ def _lateness(bench: Bench) -> Parts:
 
 
 def _event(execute_at: int) -> Timer:
-    """A pending timer as the broker door would have made it."""
+    """A pending timer as the NATS API would have created it."""
     made = timer("", execute_at)
     definition = msgspec.structs.replace(
         made.definition, target=NatsTarget(subject=f"{NAMES.events}.tenant-0"), body=BodyFormat.EVENT
@@ -181,7 +181,7 @@ def _event(execute_at: int) -> Timer:
 
 
 async def _set_up(broker: Process) -> None:
-    """Return when the service is connected: it has made its streams."""
+    """Wait until the service is connected and has created its streams."""
     client = await _connect(broker)
     js = client.jetstream()
     for _ in range(1_000):

@@ -1,4 +1,4 @@
-"""Duetime and its peers beside each other: the same figures of each, and with how many due at one instant."""
+"""Duetime and its peers in comparison: the same figures of each, and the number of timers due at one instant."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from bench.tables import Format, Table, ms, number, rate
 
 OURS = {SQLITE: f"Duetime on {SQLITE}", POSTGRES: f"Duetime on {POSTGRES}"}
 COLUMNS: tuple[tuple[str, str, Format], ...] = (
-    ("one by one", against.SINGLES, rate),
-    ("by 500", against.BATCHED, rate),
+    ("creates one by one", against.SINGLES, rate),
+    ("creates by 500", against.BATCHED, rate),
     ("due at one instant", against.GIVEN, number),
     ("delivered", against.HERD, rate),
     ("lateness p50", "p50_ms", ms),

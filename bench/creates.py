@@ -1,4 +1,5 @@
-"""Measures creates over HTTP, one by one and durable, beside the bare server, the bare stores and bare inserts."""
+"""Measures creates over HTTP, one by one and durable, compared with the bare server, the bare stores and bare
+inserts."""
 
 from __future__ import annotations
 
@@ -34,18 +35,19 @@ def far_body(url: str) -> str:
 
 
 async def load(bench: Bench, server: Process, seconds: float, **plan: Any) -> dict[str, Any]:
-    """Creates at full speed; every one of them must have been accepted."""
+    """Creates at full speed; all of them must have been accepted."""
     usual = {"path": "/timers", "connections": CONNECTIONS, "body": far_body(bench.url), "headers": HEADERS}
     result = await worker("load", {"port": server.port, "seconds": seconds, **usual, **plan}, bench.directory)
     if not set(result["statuses"]) <= {"200", "201"}:
-        raise BenchError(f"creates were answered {result['statuses']}, not all with 200 or 201")
+        raise BenchError(f"creates got {result['statuses']}, not only 200 and 201")
     return result
 
 
 async def measured(
     bench: Bench, server: Process, seconds: float, setup: Setup | None = None, **plan: Any
 ) -> dict[str, Any]:
-    """The load's result with what the server and its database spent on each answer, and how busy the machine was."""
+    """The load's result, with the CPU time of the server and its database per response, and how busy the machine
+    was."""
     cpu, store_cpu = server.cpu_seconds(), setup.store_cpu_seconds() if setup else 0.0
     result, busy = await busy_share(load(bench, server, seconds, **plan))
     cpu, store_cpu = server.cpu_seconds() - cpu, (setup.store_cpu_seconds() if setup else 0.0) - store_cpu
@@ -112,11 +114,11 @@ def tables(samples: Samples) -> list[Table]:
         samples,
         SETUPS,
         ("creates", "per_second", rate),
-        ("answered after, p50", "p50_ms", ms),
-        ("answered after, p99", "p99_ms", ms),
+        ("response time p50", "p50_ms", ms),
+        ("response time p99", "p99_ms", ms),
         ("CPU of the service per create", "server_cpu", us),
         ("CPU of the database per create", "store_cpu", us),
-        ("the machine was busy", "busy", percent),
+        ("CPU of the machine in use", "busy", percent),
     )
     ceilings = [BARE_UVICORN, BARE, BARE_WRK, store_name(SQLITE), store_name(POSTGRES), SINGLE, HUNDRED, PGBENCH]
     beside = []

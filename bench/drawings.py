@@ -1,4 +1,4 @@
-"""What the plots show, as data: curves and bars picked from the raw figures. ``plots.py`` draws them."""
+"""The contents of the plots, as data: curves and bars selected from the raw figures. ``plots.py`` draws them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def drawings(results: Results) -> list[Drawing]:
 
 
 def _distribution(samples: Samples, part: str, name: str, ours: bool, figure: str = "lateness_ms") -> Iterator[Series]:
-    """The round in the middle, by its median lateness."""
+    """The round with the median of the median latenesses."""
     there = sorted(
         (sample[figure] for sample in samples.of.get(part, ()) if sample.get(figure)), key=lambda one: one[50]
     )

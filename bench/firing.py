@@ -1,10 +1,10 @@
-"""Fires timers that were put into a database ahead, and returns what the receiver saw and the server spent."""
+"""Fires timers that were put into a database in advance, and returns what the receiver saw and the server used."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,21 +27,22 @@ Figures = dict[str, Any]
 async def arrivals(
     bench: Bench, count: int, server: Process, recorded: float | None = None, setup: Setup | None = None
 ) -> Figures:
-    """What the receiver saw and the server spent, once ``count`` callbacks came and ``recorded`` are completed."""
+    """What the receiver saw and the server used, once ``count`` callbacks have arrived and ``recorded`` are
+    completed."""
     cpu, store_cpu = server.cpu_seconds(), setup.store_cpu_seconds() if setup else 0.0
     came = (await bench.receiver.ask(f"wait {count} {ARRIVE_SECONDS_MAX}"))["count"]
     put_off = await completed(server, count if recorded is None else recorded)
     cpu, store_cpu = server.cpu_seconds() - cpu, (setup.store_cpu_seconds() if setup else 0.0) - store_cpu
     if came != count:
-        raise BenchError(f"{came} callbacks came where {count} were due")
+        raise BenchError(f"{came} callbacks arrived, but {count} were due")
     spent = {"server_cpu": cpu / count, "store_cpu": store_cpu / count, "put_off": put_off}
     return {**await bench.receiver.ask("report"), **spent}
 
 
 async def metrics(server: Process) -> Mapping[str, float]:
-    """What the metrics page says, all workers together."""
+    """The values of the metrics page, summed over all workers."""
     _, page = await server.get("/metrics")
-    figures: Counter[str] = Counter()
+    figures: defaultdict[str, float] = defaultdict(float)
     for line in page.splitlines():
         if not line.startswith("#"):
             name, value = line.rsplit(" ", 1)
@@ -50,7 +51,7 @@ async def metrics(server: Process) -> Mapping[str, float]:
 
 
 async def completed(server: Process, count: float) -> float:
-    """Return when the store says that so many timers are completed: how many attempts were put off until then."""
+    """Wait until the store reports this many completed timers; returns how many attempts were put back until then."""
     for _ in range(round(RECORDED_SECONDS_MAX / LOOK_SECONDS)):
         figures = await metrics(server)
         if figures.get(COMPLETED, 0.0) >= count:
@@ -60,7 +61,7 @@ async def completed(server: Process, count: float) -> float:
 
 
 async def ahead_of(attempt: Callable[[int], Awaitable[Figures | None]], wait_ms: int) -> Figures:
-    """Try with timers due in ``wait_ms``, and longer ones while the server comes up too late for them (None)."""
+    """Try with timers due in ``wait_ms``, and longer while the server starts too late for them (None)."""
     for patience in (1, 2, 4, 8):
         sample = await attempt(now_ms() + wait_ms * patience)
         if sample is not None:
@@ -69,7 +70,7 @@ async def ahead_of(attempt: Callable[[int], Awaitable[Figures | None]], wait_ms:
 
 
 async def fired(bench: Bench, setup: Setup, timers: Sequence[Timer], first_due: int) -> Figures | None:
-    """Timers put into a database ahead and fired by a server that starts just before; None if it started too late."""
+    """Timers put into a database in advance and fired by a server started just before; None if it started too late."""
     address = await setup.create()
     try:
         await setup.fill(address, timers)

@@ -44,7 +44,7 @@ def tables(samples: Samples) -> list[Table]:
             ("lateness p99.9", "p999_ms", ms),
             ("CPU of the service per timer", "server_cpu", us),
             ("CPU of the database per timer", "store_cpu", us),
-            ("put off by the service", "put_off", number),
+            ("deferred by the service", "put_off", number),
         )
         if lines:
             made.append(Table([f"{count:,} at once", *SETUPS], lines))

@@ -1,11 +1,11 @@
-"""``python -m bench.instructions``: what creates and deliveries cost in instructions of the processor.
+"""``python -m bench.instructions``: the CPU instructions per create and delivery.
 
-Time swings with whatever else the machine does; the number of instructions hardly does, so a change of some hundredths
-can be seen. It is what valgrind counts: the process's own code and that of its libraries, the embedded database
-included, and nothing of the kernel. Each thing is done a few times and more times, and the difference is counted:
-creates by a whole service, deliveries by the delivery client alone.
+Time varies with everything else on the machine, the number of instructions hardly does, so a change of a few percent is
+visible. Valgrind counts them: those of the process's own code and its libraries, including the embedded database, but
+not the kernel's. Each operation runs a few times and more often, and the difference counts: creates by a whole service,
+deliveries by the delivery client alone.
 
-``--source DIR`` counts another checkout's ``src`` beside this one.
+``--source DIR`` also measures another checkout's ``src``, with the benchmark of that checkout.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ _ROOT = Path(__file__).resolve().parent.parent
 BATCH = 500
 AHEAD_MS = 7 * 86_400_000
 SINGLES, BATCHED, DELIVERIES = (500, 2_000), (1_000, 4_000), (1_000, 4_000)
+READY_SECONDS_MAX = 600.0
+"""A service under valgrind is fifty times slower, and more on a busy machine."""
 VALGRIND = ("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null")
 _COUNTED = re.compile(r"Collected : (\d+)")
 
 Run = Callable[[Path, int], Awaitable[int]]
-"""Does something so many times with the code of a folder; how many instructions that took, from start to end."""
+"""Runs an operation this many times with the code of a folder; returns the instructions of the whole process."""
 
 
 class Valgrind:
@@ -55,7 +57,7 @@ class Valgrind:
         self._source = source
 
     async def start(self, *arguments: str, **settings: str) -> asyncio.subprocess.Process:
-        path = os.pathsep.join((str(self._source), str(_ROOT)))
+        path = os.pathsep.join((str(self._source), str(self._source.parent)))  # each with the benchmark of its own
         self._process = await asyncio.create_subprocess_exec(
             *(*VALGRIND, sys.executable, "-m", *arguments),
             cwd=self._directory,
@@ -67,12 +69,12 @@ class Valgrind:
         return self._process
 
     async def counted(self) -> int:
-        """The instructions of the program, which has been told to end or does so by itself."""
+        """The instructions of the program, which was told to stop or exits by itself."""
         said = (await self._said).decode()
         await self._process.wait()
         counted = _COUNTED.search(said)
         if counted is None:
-            raise BenchError(f"valgrind did not say how many instructions it counted, but: {said[-2000:]}")
+            raise BenchError(f"valgrind did not print the number of instructions: {said[-2000:]}")
         return int(counted[1])
 
 
@@ -112,11 +114,11 @@ async def _served(setup: Setup, batch: int, url: str, directory: Path, source: P
         LOG_LEVEL="warn",
         DATABASE_URL=address if isinstance(address, str) else f"sqlite:///{address}",
         DUETIME_ALLOW_PRIVATE_TARGETS="on",
-        DUETIME_LEASE_TTL="60s",  # it runs fifty times slower
+        DUETIME_LEASE_TTL="60s",
     )
     server = Process(process, port)
     try:
-        await server.ready()
+        await server.ready(READY_SECONDS_MAX)
         await _create(server, url, count, batch)
         process.send_signal(signal.SIGTERM)
         return await valgrind.counted()
@@ -126,7 +128,7 @@ async def _served(setup: Setup, batch: int, url: str, directory: Path, source: P
 
 
 async def _delivered(url: str, directory: Path, source: Path, count: int) -> int:
-    """Deliveries through the client alone, in a process of its own: ``main`` of this module with a URL."""
+    """Deliveries through the client alone, in its own process: ``main`` of this module with a URL."""
     valgrind = Valgrind(directory, source)
     await valgrind.start("bench.instructions", "--deliver", url, str(count))
     return await valgrind.counted()

@@ -1,7 +1,7 @@
-"""The load generator, a process: N connections that each send the next request as soon as the answer came.
+"""The load generator, a process: N connections that each send the next request as soon as the response has arrived.
 
-Reads one line of JSON (``Plan``) from stdin and writes one (``Result``) to stdout. It looks at no more of an answer
-than it must, so that it costs much less than the server that it loads.
+Reads one line of JSON (``Plan``) from stdin and writes one (``Result``) to stdout. It parses responses as little as
+possible, so that it uses much less CPU than the server under load.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LENGTH = b"ontent-length: "
 
 
 class Plan(Struct):
-    """``body`` may hold ``{at}`` and ``{due}``, the instant ``ahead_ms`` after the sending, as a text and a number."""
+    """``body`` may contain ``{at}`` and ``{due}``, the instant ``ahead_ms`` after sending, as a text and a number."""
 
     port: int
     path: str
@@ -54,7 +54,7 @@ class Result(Struct):
 
 
 class Run:
-    """What the connections share."""
+    """The state that the connections share."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -67,7 +67,7 @@ class Run:
         self.started = self.until = 0.0
 
     def begin(self) -> None:
-        """Build the bodies, one for each millisecond if they hold the time, and start the clock."""
+        """Build the bodies, one for each millisecond if they contain the time, and start the clock."""
         plan = self.plan
         head = "".join(f"{name}: {value}\r\n" for name, value in plan.headers.items())
 

@@ -1,4 +1,4 @@
-"""The machine: what it is, and how much of its CPU was used by whom, so that a reader knows what to believe."""
+"""The machine: its hardware, and which processes used its CPU, so that a reader can judge the results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _busy_seconds() -> float:
 
 
 def _own_seconds() -> float:
-    """What this process and those that it started have used."""
+    """The CPU time of this process and of those that it started."""
     return cpu_of_all(os.getpid())
 
 
@@ -39,7 +39,7 @@ async def busy_share(work: Awaitable[T]) -> tuple[T, float]:
 
 
 class Machine:
-    """Watches from when it is made."""
+    """Measures from its creation on."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -53,7 +53,7 @@ class Machine:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Do not count what is done here: processes that are killed with their children take their figures along."""
+        """Exclude this block: when processes are killed with their children, their CPU times are lost."""
         before = self._now()
         try:
             yield
@@ -62,7 +62,7 @@ class Machine:
             self._since = cast(tuple[float, float, float], tuple(at + then - was for at, was, then in parts))
 
     def others_share(self) -> float:
-        """What others used of all cores, on this machine or on its host."""
+        """The share of all cores that others used, on this machine or on its host."""
         took, busy, own = (now - since for now, since in zip(self._now(), self._since, strict=True))
         return max(0.0, busy - own) / (took * CORES)
 

@@ -1,7 +1,7 @@
-"""Measures what pending timers cost: the other figures with 10 thousand, a million and ten million in the database.
+"""Measures the cost of pending timers: the other figures with 10 thousand, a million and ten million in the database.
 
-The services of all sizes are up at the same time and take short turns, because the machine's speed changes from one
-second to the next by more than the tenth that is to be told.
+The services of all sizes run at the same time and take short turns, because the machine's speed changes from one second
+to the next by more than the tenth that is to be detected.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from bench.creates import WARM_SECONDS, load, measured
 from bench.firing import COMPLETED, Figures, ahead_of, arrivals, metrics
@@ -32,12 +32,12 @@ TURNS = 5
 AT_ONCE = 5_000
 PER_SECOND = 1_000
 STEADY_MS, HERD_MS = 1_300, 1_600
-"""How long a turn takes, the pause after it included."""
+"""The length of a turn, including the pause after it."""
 CREATE_SECONDS = 0.7
 FILL_MS = 3_000
 TOLERANCE = 0.1
 TOLERANCE_MS = 1.0
-"""Of a lateness, besides: instants are whole milliseconds."""
+"""Tolerance of latenesses: instants are whole milliseconds."""
 BAR = f"within {TOLERANCE * 100:.0f} %, lateness + {TOLERANCE_MS:g} ms"
 SETUPS = (SQLITE, POSTGRES)
 HIGHER = {"made": "creates", "fired": "5,000 at one instant"}
@@ -56,7 +56,7 @@ def free_bytes(directory: Path | str) -> int:
 
 
 def of(figure: str, count: int) -> str:
-    """The name of a figure with so many timers pending."""
+    """The name of a figure with this many pending timers."""
     return f"{figure}, {count:,} pending"
 
 
@@ -70,7 +70,7 @@ def parts(bench: Bench) -> Parts:
 
 
 class Bases:
-    """Databases with pending timers, filled when they are first asked for."""
+    """Databases with pending timers, filled on first use."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -91,9 +91,10 @@ class Bases:
         self._made[setup.name, count] = address
 
 
-class Turn(NamedTuple):
+@dataclass(frozen=True)
+class Turn:
     count: int
-    """How many are pending in the database whose turn it is."""
+    """The number of pending timers in the database of this turn."""
     at: int
     herd: bool
 
@@ -102,7 +103,7 @@ class Turn(NamedTuple):
 
 
 def turns(sizes: Sequence[int], first: int) -> list[Turn]:
-    """Steady seconds, then many at one instant; each size in turn, and every second time backwards."""
+    """Steady seconds, then many timers at one instant; each size in turn, every second time backwards."""
     made, at = [], first
     for herd, length in ((False, STEADY_MS), (True, HERD_MS)):
         for number in range(TURNS):
@@ -119,7 +120,7 @@ async def _measure(bench: Bench, setup: Setup, bases: Bases) -> Figures:
 
 
 async def _session(bench: Bench, setup: Setup, filled: Mapping[int, Address], first: int) -> Figures | None:
-    """A service for each size, all at once. None if one came up too late, or a turn took too long."""
+    """A service for each size, all at once. None if one started too late, or a turn took too long."""
     each: dict[str, list[float]] = {}
 
     def note(count: int, **figures: float) -> None:
@@ -164,7 +165,8 @@ async def _session(bench: Bench, setup: Setup, filled: Mapping[int, Address], fi
 
 
 def _summary(each: Mapping[str, Sequence[float]]) -> Figures:
-    """The median of each figure's turns, and that of their ratios; of latenesses, which leap, the medians' ratio."""
+    """The median of each figure's turns, and of their ratios; for latenesses, which fluctuate, the ratio of the
+    medians."""
     figures: Figures = {name: statistics.median(values) for name, values in each.items()}
     for figure in HIGHER | LOWER:
         pairs = zip(each[of(figure, MANY)], each[of(figure, FEW)], strict=True)
@@ -175,7 +177,8 @@ def _summary(each: Mapping[str, Sequence[float]]) -> Figures:
 
 
 def within(samples: Samples, setup: str, figure: str) -> tuple[float | None, bool | None]:
-    """The ratio of a figure with a million pending to that with ten thousand, and whether they are within a tenth."""
+    """The ratio of a figure with a million pending timers to that with ten thousand, and whether it is within a
+    tenth."""
     ratio = samples.median(setup, ratio_of(figure))
     if ratio is None:
         return None, None

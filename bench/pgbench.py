@@ -1,4 +1,4 @@
-"""Single durable inserts by pgbench, PostgreSQL's own load generator: our rows into our table, one commit each."""
+"""Single durable inserts with pgbench, PostgreSQL's own load generator: our rows into our table, one commit each."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from pathlib import Path
 
 from bench.processes import BenchError
 from bench.timers import DAY_MS, SHARDS, now_ms, timer
-from duetime.stores.postgres import PostgresStore
-from duetime.stores.postgres_rows import FIRST, NEW, encode
-from duetime.stores.postgres_schema import SCHEMA
+from duetime.model import Timer
+from duetime.stores.postgres.schema import SCHEMA
+from duetime.stores.postgres.store import PostgresStore
+from duetime.stores.sql.columns import INITIAL, NEW, new_row
 from tests.postgres import Postgres, home
 
 
+def row(made: Timer) -> dict[str, str]:
+    """The columns of a new timer as SQL; id, key, shard and revision come from the insert."""
+    values = {name: _literal(value) for name, value in zip(NEW, new_row(made), strict=True)}
+    own = {"uuid": "uuid_send(uuidv7())", "id": "uuidv7()::text"}
+    return values | own | {"shard": ":shard::int", "revision": ":revision::bigint"}
+
+
+def _literal(value: object) -> str:
+    if value is None:
+        return "NULL"
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
+
+
 def _insert(url: str) -> str:
-    """What a put writes of one timer, with an id and a key that begin with the time, as ours do."""
-    made = timer(url, now_ms() + 7 * DAY_MS)
-    values = {
-        "uuid": "uuid_send(uuidv7())",
-        "namespace": f"'{made.namespace}'",
-        "id": "uuidv7()::text",
-        "shard": ":shard::int",
-        "definition": "'" + encode(made.definition).decode().replace("'", "''") + "'",
-        "timeout_ms": str(made.definition.timeout_ms),
-        "fingerprint": "''",
-        "correlation_id": "NULL",
-        "created_at": str(made.created_at),
-        "revision": ":revision::bigint",
-        "execute_at": str(made.execute_at),
-    }
-    row = ", ".join(f"{values[column]} AS {column}" for column in NEW)
+    """The row that a put writes for one timer, with an id and a key that begin with the time, like ours."""
+    values = ", ".join(f"{value} AS {name}" for name, value in row(timer(url, now_ms() + 7 * DAY_MS)).items())
     return f"""
 \\set shard random(0, {SHARDS - 1})
 \\set revision random(1, {1 << 48})
-INSERT INTO {SCHEMA}.timers (seq, {", ".join((*NEW, *FIRST))})
-SELECT *, {", ".join(FIRST.values())} FROM (SELECT nextval('{SCHEMA}.timer_seq'), {row}) AS new;
+INSERT INTO {SCHEMA}.timers (seq, {", ".join((*NEW, *INITIAL))})
+SELECT *, {", ".join(INITIAL.values())} FROM (SELECT nextval('{SCHEMA}.timer_seq'), {values}) AS new;
 """
 
 
 async def inserts(postgres: Postgres, url: str, *, clients: int, seconds: int, directory: Path) -> dict[str, float]:
-    """``url`` is that of a callback."""
+    """``url`` is the URL of a callback."""
     script = directory / "pgbench.sql"
     script.write_text(_insert(url))
     database = await asyncio.to_thread(postgres.create_database, "pgbench")
@@ -56,11 +56,11 @@ async def inserts(postgres: Postgres, url: str, *, clients: int, seconds: int, d
 async def _run(database: str, script: Path, clients: int, seconds: int) -> float:
     program = home(18) / "bin/pgbench"
     if not program.exists():
-        raise BenchError("this PostgreSQL comes without pgbench")
+        raise BenchError("this PostgreSQL has no pgbench")
     options = ("-n", "-M", "prepared", "-c", str(clients), "-j", "1", "-T", str(seconds), "-f", str(script), database)
     process = await asyncio.create_subprocess_exec(str(program), *options, stdout=asyncio.subprocess.PIPE)
     said = (await process.communicate())[0].decode()
     found = re.search(r"^tps = ([0-9.]+)", said, re.MULTILINE)
     if found is None:
-        raise BenchError(f"pgbench said something else than expected: {said}")
+        raise BenchError(f"unexpected output of pgbench: {said}")
     return float(found[1])

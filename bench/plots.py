@@ -1,7 +1,7 @@
-"""Draws plots as SVG: reads drawings as JSON from stdin, writes each into the directory that it is given.
+"""Draws plots as SVG: reads drawings as JSON from stdin and writes each into the given directory.
 
-It runs in the environment of the bench, which has matplotlib, and so imports nothing of the project. Texts stay texts,
-in whatever sans-serif font the reader has, and what has no colour of its own follows the reader's light or dark scheme.
+It runs in the environment of the bench, which has matplotlib, so it imports nothing of the project. Texts stay texts,
+in the reader's sans-serif font, and uncolored parts follow the reader's light or dark scheme.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from matplotlib import pyplot
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 INK = "#73808c"
-"""Stands for the reader's own colour of text."""
+"""A placeholder for the reader's text color."""
 PALETTE = ("#2f81f7", "#e0722c", "#8957e5", "#2ea043", "#d4a017", "#db61a2", "#39a9a0", "#a0522d", "#7f8c99")
 BAR_OF_OURS, BAR_OF_OTHERS = "#2f81f7", "#8b949e"
 SCHEME = "<style>svg{color:#24292f}@media(prefers-color-scheme:dark){svg{color:#c9d1d9}}</style>"
@@ -45,29 +45,29 @@ _short = FuncFormatter(lambda value, _: f"{value / 1000:g} k" if value >= 1000 e
 _count = FuncFormatter(lambda value, _: f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k")
 
 
-def _colours(panels: list[dict[str, Any]]) -> dict[str, str]:
-    """The same colour for a name in all panels."""
+def _colors(panels: list[dict[str, Any]]) -> dict[str, str]:
+    """The same color for a name in all panels."""
     names = list(dict.fromkeys(one["name"] for panel in panels for one in panel["series"]))
     return {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}
 
 
-def _curves(axes: Any, panel: dict[str, Any], colours: dict[str, str]) -> None:
+def _curves(axes: Any, panel: dict[str, Any], colors: dict[str, str]) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(_plain)
     for one in panel["series"]:
         width = 2.2 if one["ours"] else 1.2
-        axes.plot(one["x"], one["y"], label=one["name"], color=colours[one["name"]], linewidth=width)
+        axes.plot(one["x"], one["y"], label=one["name"], color=colors[one["name"]], linewidth=width)
 
 
-def _lines(axes: Any, panel: dict[str, Any], colours: dict[str, str]) -> None:
+def _lines(axes: Any, panel: dict[str, Any], colors: dict[str, str]) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(_count)
     for one in panel["series"]:
-        axes.plot(one["x"], one["y"], label=one["name"], color=colours[one["name"]], linewidth=2, marker="o")
+        axes.plot(one["x"], one["y"], label=one["name"], color=colors[one["name"]], linewidth=2, marker="o")
     axes.set_ylim(bottom=0)
 
 
-def _bars(axes: Any, panel: dict[str, Any], colours: dict[str, str]) -> None:
+def _bars(axes: Any, panel: dict[str, Any], colors: dict[str, str]) -> None:
     series = panel["series"][::-1]  # the first one on top
     names = [one["name"] for one in series]
     values = [one["x"][0] for one in series]
@@ -85,9 +85,9 @@ KINDS = {"curves": _curves, "lines": _lines, "bars": _bars}
 
 
 def draw(drawing: dict[str, Any]) -> str:
-    """The drawing as SVG, the same text for the same figures."""
+    """The drawing as SVG; the same figures give the same text."""
     panels = drawing["panels"]
-    colours = _colours(panels)
+    colors = _colors(panels)
     bars = drawing["kind"] == "bars"
     with matplotlib.rc_context(SETTINGS):
         size = (11, 0.9 + 0.28 * len(panels[0]["series"])) if bars else (11, 3.8)
@@ -95,7 +95,7 @@ def draw(drawing: dict[str, Any]) -> str:
             1, len(panels), figsize=size, squeeze=False, sharey=bars, layout="constrained"
         )
         for axes, panel in zip(all_axes[0], panels, strict=True):
-            KINDS[drawing["kind"]](axes, panel, colours)
+            KINDS[drawing["kind"]](axes, panel, colors)
             axes.set_title(panel["title"])
             axes.set_xlabel(panel["x_label"])
             axes.set_ylabel(panel["y_label"])
@@ -109,7 +109,7 @@ def draw(drawing: dict[str, Any]) -> str:
 
 
 def finished(svg: str) -> str:
-    """The reader's colours and font instead of those that were drawn with, and no more digits than a screen shows."""
+    """Replaces the drawn colors and font with the reader's, and shortens numbers to what a screen can show."""
     svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg.replace(INK, "currentColor"))
     svg = re.sub(r"font(-family)?: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font\1: \2sans-serif", svg)
     return re.sub(r"(<svg [^>]*>)", rf"\1{SCHEME}", svg, count=1)

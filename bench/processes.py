@@ -32,18 +32,18 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds of CPU that a process has used, and those of its children that have ended."""
+    """CPU seconds of a process and of its children that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / _TICK
 
 
 def family(pid: int) -> list[int]:
-    """A process and everything that it runs."""
+    """A process and all its descendants."""
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
 
 def cpu_of_all(pid: int) -> float:
-    """Seconds of CPU of a process and of everything that it runs or ran."""
+    """CPU seconds of a process and of all its past and present descendants."""
     total = 0.0
     for one in family(pid):
         with suppress(FileNotFoundError, ProcessLookupError):  # gone just now: its parent has it in its sum
@@ -56,12 +56,12 @@ class BenchError(Exception):
 
 
 def reason(error: Exception) -> str:
-    """Why something could not run; what the bench did not foresee is named by its type, too."""
+    """Why something could not run; for unexpected errors with their type."""
     return str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """As little as a process needs, so that nobody's own settings change a figure."""
+    """The minimal environment of a process, so that a user's settings do not change the figures."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     return {**kept, "PYTHONPATH": path, **more}
@@ -75,7 +75,7 @@ def free_port() -> int:
 
 
 class Process:
-    """A running process of ours and what the kernel says about it."""
+    """A running process of ours, and its statistics from the kernel."""
 
     def __init__(self, process: asyncio.subprocess.Process, port: int = 0) -> None:
         self._process = process
@@ -83,15 +83,15 @@ class Process:
         self.ready_seconds = 0.0
 
     def cpu_seconds(self) -> float:
-        """With its workers."""
+        """Including its workers."""
         return cpu_of_all(self._process.pid)
 
     def rss_bytes(self) -> int:
-        """With its workers."""
+        """Including its workers."""
         return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in family(self._process.pid)) * _PAGE
 
     async def ask(self, line: str) -> dict[str, Any]:
-        """Send a control line and return the answer."""
+        """Send a control line and return the response."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         return await self.answer()
@@ -100,12 +100,12 @@ class Process:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
-            raise BenchError("a process of the bench ended early; what it said is above")
+            raise BenchError("a process of the bench exited early; its output is above")
         answer: dict[str, Any] = msgspec.json.decode(line)
         return answer
 
     async def get(self, path: str) -> tuple[int, str]:
-        """One GET on a connection of its own."""
+        """One GET on its own connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             head = f"GET {path} HTTP/1.1\r\nHost: bench\r\nX-API-Key: {KEY}\r\nConnection: close\r\n\r\n"
@@ -116,11 +116,11 @@ class Process:
         return int(answer[9:12] or 0), answer.partition("\r\n\r\n")[2]
 
     async def listens(self) -> None:
-        """Return when it takes connections."""
+        """Wait until it accepts connections."""
         until = time.monotonic() + READY_SECONDS_MAX
         while time.monotonic() < until:
             if self._process.returncode is not None:
-                raise BenchError(f"a server ended with {self._process.returncode} before it listened")
+                raise BenchError(f"a server exited with {self._process.returncode} before it listened")
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", self.port)
                 writer.close()
@@ -129,12 +129,12 @@ class Process:
                 await asyncio.sleep(0.01)
         raise BenchError("a server did not listen in time")
 
-    async def ready(self) -> None:
-        """Return when ``/readyz`` says so, and note how long that took from the call."""
+    async def ready(self, seconds_max: float = READY_SECONDS_MAX) -> None:
+        """Wait until ``/readyz`` is ready, and note how long that took."""
         started = time.monotonic()
-        while time.monotonic() < started + READY_SECONDS_MAX:
+        while time.monotonic() < started + seconds_max:
             if self._process.returncode is not None:
-                raise BenchError(f"the server ended with {self._process.returncode} before it was ready")
+                raise BenchError(f"the server exited with {self._process.returncode} before it was ready")
             try:
                 if (await self.get("/readyz"))[0] == 200:
                     self.ready_seconds = time.monotonic() - started
@@ -145,7 +145,7 @@ class Process:
         raise BenchError("the server was not ready in time")
 
     async def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill it, like a crash."""
         if self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
@@ -171,7 +171,7 @@ async def _spawn(*command: str, directory: Path, piped: bool = False, **more: st
 
 
 @asynccontextmanager
-async def duetime(directory: Path, database: Path | str, **settings: str) -> AsyncIterator[Process]:
+async def duetime(directory: Path, database: Path | str, **settings: Any) -> AsyncIterator[Process]:
     """A ready ``duetime serve`` on the given store: a file, or the URL of a database."""
     port = free_port()
     process = await _spawn(
@@ -219,7 +219,7 @@ def on_uvicorn(directory: Path) -> AbstractAsyncContextManager[Process]:
 
 @asynccontextmanager
 async def nats(directory: Path) -> AsyncIterator[Process]:
-    """A NATS server with JetStream on an empty directory, as its makers set it up: it syncs every two minutes."""
+    """A NATS server with JetStream on an empty directory, with its default settings: it syncs every two minutes."""
     if not NATS.exists():
         raise BenchError("nats-server is not installed (make test installs it)")
     port = free_port()
@@ -255,7 +255,7 @@ async def worker(module: str, plan: Mapping[str, Any], directory: Path) -> dict[
         process.stdin.close()
         return await asyncio.wait_for(handle.answer(), WORKER_SECONDS_MAX)
     except TimeoutError:
-        raise BenchError(f"bench.{module} did not end in time") from None
+        raise BenchError(f"bench.{module} did not exit in time") from None
     finally:
         await handle.stop()
 
@@ -267,7 +267,7 @@ WRK_MISSING = "wrk is not installed (apt-get install wrk, brew install wrk): wha
 async def wrk(
     port: int, path: str, body: str, headers: Mapping[str, str], *, connections: int, seconds: float, directory: Path
 ) -> dict[str, float]:
-    """Requests per second and per CPU-second of wrk, with one thread."""
+    """Requests per second and per CPU second of wrk, with one thread."""
     assert WRK is not None
     script = directory / "wrk.lua"
     lines = ['wrk.method = "POST"', f"wrk.body = {_lua(body)}"]
@@ -289,7 +289,7 @@ async def wrk(
     await process.wait()
     answers = re.search(r"(\d+) requests in ([0-9.]+)(m?s)", said)
     if answers is None:
-        raise BenchError(f"wrk said something else than expected: {said}")
+        raise BenchError(f"unexpected output of wrk: {said}")
     refused = re.search(r"Non-2xx or 3xx responses: (\d+)", said)
     if refused:
         raise BenchError(f"{refused[1]} of wrk's requests were refused")

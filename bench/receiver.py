@@ -1,8 +1,8 @@
-"""The callback receiver, a process: answers 200 to everything and keeps when each request came and was due.
+"""The callback receiver, a process: responds with 200 to everything and records when each request arrived and was due.
 
 It prints its port as JSON, then answers each command line on stdin with one line of JSON: ``reset``, ``wait COUNT
-SECONDS`` (until so many came since the reset), ``report``. A request that says ``"due":<13 digits>`` in its body counts
-with its lateness; ``lateness_ms`` of the report has its percentiles from 0 to 100.
+SECONDS`` (until this many have arrived since the reset), ``report``. A request with ``"due":<13 digits>`` in its body
+counts with its lateness; ``lateness_ms`` of the report has its percentiles from 0 to 100.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m bench.report [FILE]``: makes ``docs/benchmarks.md`` and its plots from the raw figures of a run."""
+"""``python -m bench.report [FILE]``: creates ``docs/benchmarks.md`` and its plots from the raw figures of a run."""
 
 from __future__ import annotations
 
@@ -52,60 +52,69 @@ CHAPTERS: dict[str, ModuleType] = {
 _HEAD = """\
 # Benchmarks
 
-Made by `{command}` on {date}: {minutes:.0f} minutes on {machine}. {versions}. {care}
+How fast Duetime is beside the schedulers and queues that you could use instead. After them come measurements of \
+Duetime alone, with the ceilings that its parts set, and [the bars](#the-bars) that it is held to.
 
-Everything runs on this one machine: the service, its database, whoever makes the load and whoever is called back. So \
-read the ratios, not the rates. What is compared takes turns in one run, and each figure is the median of its rounds.\
-{quick} Every create is durable before it is answered (SQLite `synchronous=FULL`, PostgreSQL `fsync` on and otherwise \
-as it comes), every callback is a real HTTP request, and all guards and fences are on.
+Made by `{command}` on {date}: {minutes:.0f} minutes on {machine}. {versions}. {care} The service, its database, the \
+load generator and the receiver share this machine, so read the ratios, not the rates.
+"""
+_PEERS = """\
+All do the same job: a durable "POST this JSON to that URL at T", set up as the documentation of each recommends. \
+{count:,} timers fall due at one instant, fewer for the slowest peers, as the table says; only peers with {count:,} \
+count for the bars. The slowest have one round. End to end means that timers are created, delivered and recorded at \
+the same time. The CPU is that of all processes of a peer and its store.
+"""
+_METHOD = """\
+## Method
+
+What is compared takes turns in one run, and each figure is the median of its rounds.{quick} Every create is durable \
+before its response (SQLite `synchronous=FULL`, PostgreSQL `fsync` on and otherwise with its defaults), every callback \
+is a real HTTP request, and all guards and fences are on.
 
 ```
 make bench            # about seven minutes
-make bench ROUNDS=3   # twice as long, and half as noisy
+make bench ROUNDS=3   # twice as long, and half the noise
 make bench-full       # about forty minutes: more rounds, ten million pending timers, the peers in full
 ```
 
-`docs/benchmarks.json` has the raw figures, from which `python -m bench.report` makes this page. One measurement \
-alone: `python -m bench --only herd`.
-
+`docs/benchmarks.json` has the raw figures, from which `python -m bench.report` generates this page. One measurement \
+alone: `python -m bench --only herd`. [Overhead of the MySQL store](benchmarks-stores.md) compares the stores with the \
+least that their steps cost (`make bench-stores`).
+"""
+_BARS = """\
 ## The bars
 
-What Duetime is held to, what it aims at, and what was measured in this run; decision 22 says what each bar means and \
-why. A second worker can add half only where {second:g} times \
-what is busy with one fits the machine, so bar 7 is judged where at most {busy} of it was. The setup with two workers \
-has leases of {lease} instead of 10 s, so that they have shared the shards out soon after the start.
+The bars are what Duetime is held to, the goals what it aims at; [decision 22](decisions/0022-bars-and-goals.md) \
+explains them. A second worker can add half only if {second:g} times the CPU in use with one fits the machine, \
+so bar 7 is judged only if at most {busy} was. The setup with two workers has leases of {lease} instead of 10 s, so \
+that they share the shards soon after the start.
 """
 _QUICK = " This was the quick form: {rounds}, and the slow peers with fewer timers."
 _ROUNDS = "one round"
-_PEERS = """\
-What a user would pick otherwise, doing the same job: a durable "POST this JSON to that URL at T", set up as its own \
-documents recommend. {count:,} timers are due at one instant, fewer for those that would take long, as the table says; \
-the bars of it are judged by those that had {count:,}. Those that are far behind have one round. The CPU is that of \
-all its processes and its store then.
-"""
 _TEXTS = {
-    "creates": "`POST /timers` of about 300 bytes from 64 connections, each answered after its commit. pgbench writes "
-    "the same rows into the same table, one commit each, from as many connections; SQLite's single inserts are rows of "
-    "that size.",
-    "batches": "`POST /api/v1/timers/batch` from 4 connections, answered with the ids (`Prefer: return=minimal`). The "
-    "peers' figure is that of a library call, which answers with ids or with nothing.",
-    "herd": "The timers are in the store; the clock starts at the instant at which all are due.",
-    "sustained": "Made over HTTP, due a second later, delivered and recorded, all at the same time. In batches no more "
-    "is made while 24,000 are on the way, so it is a rate that can be kept up.",
-    "steady": "Beside it a bare loop that sends the same requests from memory.",
-    "pending": "The same service with more and more timers that wait for another day. CPU is that of the service and "
-    "its database. Nothing is kept in memory per timer; on SQLite the memory at the end has the page cache in it, "
-    "which is 16 MiB at most and fills as there is more to read. The services of all sizes are up at once and take "
-    "turns of about a second; the table has the medians of the turns, and the bar compares the median of their ratios.",
-    "client": "With the address guard and all limits, from 256 tasks, against the same receiver. The timers of other "
+    "creates": "`POST /timers` of about 300 bytes from 64 connections, each with its response after the commit. "
+    "pgbench writes the same rows into the same table, one commit each, from as many connections; SQLite's single "
+    "inserts are rows of that size.",
+    "batches": "`POST /api/v1/timers/batch` from 4 connections, with ids in the response (`Prefer: return=minimal`). "
+    "The peers' figure is that of a library call, which returns ids or nothing.",
+    "herd": "All timers are in the store and due at the same instant. The time starts at that instant.",
+    "sustained": "Timers are created over HTTP, due a second later, delivered and recorded, all at the same time. In "
+    "batches, creation pauses while 24,000 timers are on the way, so the rate is one that can be sustained.",
+    "steady": "Beside a bare loop that sends the same requests from memory.",
+    "pending": "The same service with more and more timers that are due on another day. CPU is that of the service "
+    "and its database. The service keeps nothing in memory per timer; on SQLite, the memory at the end includes the "
+    "page cache, which is 16 MiB at most and fills as there is more to read. The services of all sizes run at the "
+    "same time and take turns of about a second; the table has the medians of the turns, and the bar compares the "
+    "median of their ratios.",
+    "client": "With the address guard and all limits, from 256 tasks, to the same receiver. The timers of other "
     "measurements are in a namespace without a secret, so their callbacks are not signed.",
-    "commands": "NATS JetStream: how fast commands become durable timers, and what HTTP timers notice of a broker that "
-    "is down.",
+    "commands": "NATS JetStream: how fast commands become durable timers, and how much HTTP timers suffer while the "
+    "broker is down.",
 }
 
 
 def write(results: Results) -> None:
-    """The document and its plots; without the tool for plots, the document alone."""
+    """The document and its plots; without the plotting tool, the document alone."""
     IMAGES.mkdir(exist_ok=True)
     for old in IMAGES.glob("bench-*.svg"):
         old.unlink()
@@ -114,7 +123,7 @@ def write(results: Results) -> None:
 
 
 def draw(wanted: Sequence[Drawing], directory: Path) -> list[Drawing]:
-    """Draw what can be drawn, in the environment that has the tool for it; which ones were."""
+    """Draw all possible plots, in the environment that has the tool for it; returns which ones were drawn."""
     if not PLOTTER.exists():
         print("The plots are left out: matplotlib is not installed (make bench installs it).", file=sys.stderr)
         return []
@@ -129,42 +138,56 @@ def draw(wanted: Sequence[Drawing], directory: Path) -> list[Drawing]:
 
 def document(results: Results, drawn: Sequence[Drawing]) -> str:
     """The whole page."""
-    head = _HEAD.format(
+    pieces = paragraphs(
+        _HEAD,
         command=results.command,
         date=results.began_at[:10],
         minutes=results.seconds / 60,
         machine=results.machine,
-        versions=", ".join(f"{name} {version}" for name, version in results.versions.items()),
-        care=_care(results),
-        quick=_QUICK.format(rounds=f"{results.rounds} rounds" if results.rounds else _ROUNDS) if results.quick else "",
-        busy=percent(bars.BUSY_SHARE_MAX),
-        second=bars.SECOND_WORKER,
-        lease=LEASE_OF_MANY.replace("s", " s"),
+        versions=versions_of(results),
+        care=care(results),
     )
-    pieces = [*map(_wrapped, head.split("\n\n")), str(bars.table(bars.judge(results)))]
+    method = paragraphs(
+        _METHOD,
+        quick=_QUICK.format(rounds=f"{results.rounds} rounds" if results.rounds else _ROUNDS) if results.quick else "",
+    )
     for name, module in CHAPTERS.items():
         tables: list[Table] = module.tables(results.of(name))
         tables = [table for table in tables if table.lines]
         if not tables:
             continue
-        pieces += [f"## {module.TITLE}", _wrapped(_text(name, results))]
+        pieces += [f"## {module.TITLE}", wrapped(_text(name, results))]
         pieces += [f"![{one.title}](images/{one.file})" for one in drawn if one.chapter == name]
         if name == "peers":
             pieces.append(str(comparison.table(results)))
         for table in tables:
             pieces += [table.note, str(table)] if table.note else [str(table)]
+        if name == "peers":
+            pieces += method
+    pieces += paragraphs(
+        _BARS, busy=percent(bars.BUSY_SHARE_MAX), second=bars.SECOND_WORKER, lease=LEASE_OF_MANY.replace("s", " s")
+    )
+    pieces.append(str(bars.table(bars.judge(results))))
     if results.failures:
         told = {f"- {one.measurement}, {one.part}: {one.why}" for one in results.failures}
         pieces += ["## What could not run", "\n".join(sorted(told))]
     return "\n\n".join(piece.strip() for piece in pieces) + "\n"
 
 
-def _care(results: Results) -> str:
+def paragraphs(text: str, **values: object) -> list[str]:
+    return [wrapped(paragraph) for paragraph in text.format(**values).split("\n\n")]
+
+
+def versions_of(results: Results) -> str:
+    return ", ".join(f"{name} {version}" for name, version in results.versions.items())
+
+
+def care(results: Results) -> str:
     told = f"Others used {percent(results.others_share)} of its CPU meanwhile"
     return told + ("; read the figures with care." if results.others_share > machine.OTHERS_SHARE_MAX else ".")
 
 
-def _wrapped(paragraph: str) -> str:
+def wrapped(paragraph: str) -> str:
     code = paragraph.startswith("```")
     return paragraph if code else textwrap.fill(paragraph, WIDTH, break_long_words=False, break_on_hyphens=False)
 
@@ -174,7 +197,7 @@ def _text(name: str, results: Results) -> str:
 
 
 def text(results: Results) -> str:
-    """What is printed at the end of a run."""
+    """The summary printed at the end of a run."""
     judged = [bar for bar in bars.judge(results) if bar.measured]
     pieces = [str(bars.table(judged))] if judged else []
     if "peers" in results.samples:
@@ -182,7 +205,7 @@ def text(results: Results) -> str:
     for name, module in CHAPTERS.items():
         pieces += [f"{module.TITLE}\n\n{table}" for table in module.tables(results.of(name)) if table.lines]
     pieces += [f"{one.measurement}, {one.part}, could not run: {one.why}" for one in results.failures]
-    pieces.append(f"{results.seconds:.0f} s on {results.machine}. {_care(results)}")
+    pieces.append(f"{results.seconds:.0f} s on {results.machine}. {care(results)}")
     return "\n\n".join(pieces)
 
 

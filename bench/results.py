@@ -1,4 +1,4 @@
-"""The raw figures of one run as a file: what was run, on what, and every sample of every part."""
+"""The raw figures of one run as a file: what was run, on which machine, and every sample of every part."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def load(file: Path) -> Results:
 
 
 def kept(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers, texts and distributions, without what only the measurement itself needed."""
+    """Numbers, texts and distributions, without what only the measurement itself needs."""
     return {
         name: _rounded(value)
         for name, value in sample.items()

@@ -1,4 +1,4 @@
-"""Rounds: parts that take turns, so that whatever else the machine does falls on a figure and its ceiling alike."""
+"""Rounds: parts that take turns, so that other load on the machine affects a figure and its ceiling equally."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Part = Callable[[], Awaitable[Sample]]
 Parts = Mapping[str, Part]
 T = TypeVar("T")
 ROUND = "round"
-"""Which round a sample is of."""
+"""The round of a sample."""
 
 
 class Samples:
-    """What each part of a measurement brought in each round."""
+    """The samples of each part of a measurement in each round."""
 
     def __init__(self, of: Mapping[str, Sequence[Sample]]) -> None:
         self.of = of
@@ -49,19 +49,19 @@ class Samples:
         return ratio(self.by_round(part, figure), self.by_round(ceiling, figure))
 
     def middle(self, part: str, figure: str) -> Sample | None:
-        """The whole sample of the round whose figure is in the middle."""
+        """The whole sample of the round with the median figure."""
         there = [sample for sample in self.of.get(part, ()) if sample.get(figure) is not None]
         return sorted(there, key=lambda sample: float(sample[figure]))[(len(there) - 1) // 2] if there else None
 
 
 def ratio(above: Mapping[int, float], below: Mapping[int, float]) -> float | None:
-    """The median of the ratios of those rounds that have both."""
+    """The median of the ratios of the rounds that have both."""
     ratios = [above[number] / below[number] for number in above.keys() & below.keys() if below[number]]
     return statistics.median(ratios) if ratios else None
 
 
 class Bench(Struct, frozen=True):
-    """What every measurement is given."""
+    """The context of every measurement."""
 
     directory: Path
     receiver: Process
@@ -81,7 +81,7 @@ class Bench(Struct, frozen=True):
 
 
 def spread(blocks: Sequence[Sequence[T]], guests: Sequence[T]) -> list[T]:
-    """The blocks one after another, with the guests between them as evenly as can be, the last one at the end."""
+    """The blocks one after another, with the guests spread evenly between them, the last one at the end."""
     turns: list[T] = []
     placed = 0
     for number, block in enumerate(blocks, 1):

@@ -8,19 +8,19 @@ BUCKET_SECONDS = 0.1
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:
-    """The smallest value that ``percent`` of the values do not exceed; 0 for none at all."""
+    """The smallest value that ``percent`` of the values do not exceed; 0 if there are none."""
     if not ascending:
         return 0.0
     return ascending[min(len(ascending) - 1, int(len(ascending) * percent / 100))]
 
 
 def percentiles(ascending: Sequence[float]) -> list[float]:
-    """Those from 0 to 100: 101 values, the last of them the greatest; nothing for none at all."""
+    """The percentiles from 0 to 100: 101 values, the last one is the maximum; empty if there are no values."""
     return [percentile(ascending, percent) for percent in range(101)] if ascending else []
 
 
 def buckets(seconds: Iterable[float]) -> list[int]:
-    """How many of the instants, given in seconds after the start, fall into each bucket."""
+    """How many of the instants, in seconds after the start, fall into each bucket."""
     counts: list[int] = []
     for at in seconds:
         place = max(0, int(at / BUCKET_SECONDS))

@@ -1,6 +1,6 @@
-"""The setups that are measured: Duetime on SQLite, on PostgreSQL, and on PostgreSQL with two workers.
+"""The measured setups: Duetime on SQLite, on PostgreSQL, and on PostgreSQL with two workers.
 
-A setup makes the databases that a server starts on: empty, filled, or a copy of one that was filled once.
+A setup creates the databases on which servers start: empty, filled, or a copy of a filled one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bench.processes import BenchError, Process, cpu_of_all, duetime
 from bench.timers import SHARDS, bytes_of, copy, fill_store, remove
 from duetime.clock import SystemClock
 from duetime.model import Timer
-from duetime.stores.postgres import PostgresStore
-from duetime.stores.sqlite import SqliteStore
+from duetime.stores.postgres.store import PostgresStore
+from duetime.stores.sqlite.store import SqliteStore
 from tests.postgres import Postgres
 
 Address = Path | str
@@ -30,36 +30,41 @@ SHARED_SECONDS_MAX = 60.0
 LEASE_OF_MANY = "3s"  # instead of 10 s, so that the workers have shared the shards out soon after the start
 
 
-class Setup(Protocol):
+class Served(Protocol):
+    """Enough to start a service on an empty database."""
+
     name: str
-    workers: int
-    start_ms: int
-    """From the filling of a database until its server is surely up."""
 
     async def create(self, base: Address | None = None) -> Address:
-        """A new database: empty, or a copy of one that nobody has open."""
+        """A new database: empty, or a copy of one that is not open."""
         ...
 
     async def drop(self, address: Address) -> None: ...
 
-    async def fill(self, address: Address, timers: Iterable[Timer]) -> None:
-        """Put the timers into it, before a server has it."""
-        ...
-
-    async def multiply(self, address: Address, count: int) -> None:
-        """Make so many more pending timers out of the only one there is."""
-        ...
-
-    async def disk_bytes(self, address: Address) -> int: ...
-
     def store_cpu_seconds(self) -> float:
-        """What the database's own processes have used so far."""
+        """The CPU time of the database's own processes so far."""
         ...
 
     @asynccontextmanager
     def serve(self, directory: Path, address: Address) -> AsyncIterator[Process]:
-        """A ready server on it; with several workers, each has its share."""
+        """A ready server on it; several workers each have their share of the shards."""
         ...
+
+
+class Setup(Served, Protocol):
+    workers: int
+    start_ms: int
+    """The longest time from filling a database until its server is up."""
+
+    async def fill(self, address: Address, timers: Iterable[Timer]) -> None:
+        """Put the timers into it before a server starts."""
+        ...
+
+    async def multiply(self, address: Address, count: int) -> None:
+        """Create this many more pending timers from the only one."""
+        ...
+
+    async def disk_bytes(self, address: Address) -> int: ...
 
 
 class Sqlite:
@@ -98,7 +103,7 @@ class Sqlite:
 
 
 class PostgresDatabases:
-    """PostgreSQL 18 as it comes, ``fsync`` on, all databases on one server."""
+    """PostgreSQL 18 with default settings, ``fsync`` on, all databases on one server."""
 
     def __init__(self, postgres: Postgres, workers: int = 1) -> None:
         self._postgres = postgres
@@ -142,7 +147,7 @@ class PostgresDatabases:
             yield server
 
     async def _shared(self, server: Process) -> None:
-        """Return when the shards are shared out, about evenly."""
+        """Wait until the shards are distributed about evenly."""
         until = time.monotonic() + SHARED_SECONDS_MAX
         while time.monotonic() < until:
             _, text = await server.get("/api/v1/cluster")
@@ -150,4 +155,4 @@ class PostgresDatabases:
             if len(shares) == self.workers and min(shares) * self.workers >= 0.6 * SHARDS:
                 return
             await asyncio.sleep(0.05)
-        raise BenchError(f"the {self.workers} workers did not share the shards out in time")
+        raise BenchError(f"the {self.workers} workers did not distribute the shards in time")

@@ -1,7 +1,7 @@
-"""``python -m bench.soak``: sustained load on PostgreSQL, and what it leaves behind in the tables over time.
+"""``python -m bench.soak``: sustained load on PostgreSQL, and the size of its tables over time.
 
-A table that is written to all day must stay as large as what is in it: dead rows are to be cleaned up as fast as they
-come. Beside the timers that come and go there are some that wait for days, so that the table is not simply emptied.
+A table with constant writes must not grow beyond its live rows: dead rows must be cleaned up as fast as they appear. In
+addition to the timers that come and go, some wait for days, so that the table is not simply emptied.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ async def _soak(server: Process, hooks: Process, rate: int, seconds: int, figure
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--rate", type=int, default=500, help="timers a second [500]")
-    parser.add_argument("--postgres", type=int, default=18, choices=(15, 18), help="which version [18]")
-    parser.add_argument("--workers", type=int, default=1, help="processes of the service [1]")
+    parser.add_argument("--rate", type=int, default=500, help="timers per second [500]")
+    parser.add_argument("--postgres", type=int, default=18, choices=(15, 18), help="version of PostgreSQL [18]")
+    parser.add_argument("--workers", type=int, default=1, help="worker processes of the service [1]")
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="run-", dir=Path(__file__).parent))
 

@@ -1,4 +1,4 @@
-"""Measures lateness at a steady 1,000 timers/s, beside a bare loop that sends the same requests from memory."""
+"""Measures lateness at a steady 1,000 timers/s, compared with a bare loop that sends the same requests from memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parts(bench: Bench) -> Parts:
         await worker("ceilings", plan, bench.directory)
         sample = await bench.receiver.ask("report")
         if sample["count"] != count:
-            raise BenchError(f"{sample['count']} requests of the bare loop came, not {count}")
+            raise BenchError(f"{sample['count']} requests of the bare loop arrived, not {count}")
         return sample
 
     made: dict[str, Part] = {

@@ -1,7 +1,7 @@
-"""Measures timers end to end: made over HTTP, due a second later, delivered and recorded, all at the same time.
+"""Measures timers end to end: created over HTTP, due a second later, delivered and recorded, all at the same time.
 
-In batches it is a closed loop: no more is made while a fixed number is on the way, so that what is measured is what
-the service keeps up with and not how fast it falls behind. One by one, making is what limits it.
+In batches it is a closed loop: no more timers are created while a fixed number is in flight, so that it measures what
+the service can sustain, not how fast it falls behind. One by one, creating is the limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.machine import busy_share
 from bench.processes import KEY, BenchError, Process
 from bench.rounds import Bench, Part, Parts, Sample, Samples
 from bench.series import rate_between
-from bench.setups import SETUPS, Setup
+from bench.setups import SETUPS, Served
 from bench.tables import Table, across, mb, percent, rate, us
 from bench.timers import batch_body, durable_body, now_ms
 from duetime.timetext import format_time
@@ -40,13 +40,14 @@ def single_name(setup: str) -> str:
 
 
 def parts(bench: Bench) -> Parts:
-    made: dict[str, Part] = {setup.name: partial(_measure, bench, setup, _in_batches) for setup in bench.setups}
+    made: dict[str, Part] = {setup.name: partial(measure, bench, setup, in_batches) for setup in bench.setups}
     singly = [setup for setup in bench.setups if setup.workers == 1 or not bench.quick]
-    made |= {single_name(setup.name): partial(_measure, bench, setup, _one_by_one) for setup in singly}
+    made |= {single_name(setup.name): partial(measure, bench, setup, _one_by_one) for setup in singly}
     return made
 
 
-async def _measure(bench: Bench, setup: Setup, make: Any) -> Sample:
+async def measure(bench: Bench, setup: Served, make: Any) -> Sample:
+    """The rate of timers that ``make`` creates through a service, which delivers and records them meanwhile."""
     seconds = 6.0 if bench.quick else 10.0
     address = await setup.create()
     try:
@@ -78,7 +79,7 @@ async def _one_by_one(bench: Bench, server: Process, seconds: float) -> int:
     return made["answers"]
 
 
-async def _in_batches(bench: Bench, server: Process, seconds: float) -> int:
+async def in_batches(bench: Bench, server: Process, seconds: float, *, on_the_way_max: int = ON_THE_WAY_MAX) -> int:
     template = batch_body(bench.url, BATCH)
     until = time.monotonic() + seconds
     sent = came = 0
@@ -95,7 +96,7 @@ async def _in_batches(bench: Bench, server: Process, seconds: float) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 20)
         try:
             while time.monotonic() < until:
-                if sent - came + BATCH > ON_THE_WAY_MAX:
+                if sent - came + BATCH > on_the_way_max:
                     await asyncio.sleep(LOOK_SECONDS)
                     continue
                 sent += BATCH
@@ -133,11 +134,11 @@ def tables(samples: Samples) -> list[Table]:
         lines = across(
             samples,
             names,
-            ("delivered while as many are made", "per_second", rate),
+            ("delivered while as many are created", "per_second", rate),
             ("CPU of the service per timer, whole life", "server_cpu", us),
             ("CPU of the database per timer, whole life", "store_cpu", us),
             ("memory of the service at the end", "rss_bytes", mb),
-            ("the machine was busy", "busy", percent),
+            ("CPU of the machine in use", "busy", percent),
         )
         if lines:
             made.append(Table([title, *SETUPS], lines))

@@ -1,4 +1,4 @@
-"""Tables of the report, in Markdown that is aligned to be read in a terminal, too; and how figures are written."""
+"""Tables of the report, in Markdown that is also readable in a terminal, and the format of figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Table(Struct):
 
 
 def across(samples: Samples, parts: Sequence[str], *lines: tuple[str, str, Format]) -> list[list[str]]:
-    """A line for each (label, figure, format), with the medians of the parts; without those that nobody has."""
+    """A line for each (label, figure, format), with the medians of the parts; without lines that no part has."""
     made = []
     for label, figure, form in lines:
         values = [samples.median(part, figure) for part in parts]

@@ -14,6 +14,7 @@ from msgspec import Raw
 
 from duetime.clock import SystemClock
 from duetime.identity import new_ids
+from duetime.instants import CreatedAt, ExecuteAt, FireAt, Instant
 from duetime.model import (
     DEFAULT_NAMESPACE,
     SINGLE_ATTEMPT,
@@ -24,8 +25,8 @@ from duetime.model import (
     Timer,
 )
 from duetime.sharding import shard_of
-from duetime.stores.postgres import PostgresStore
-from duetime.stores.sqlite import SqliteStore
+from duetime.stores.postgres.store import PostgresStore
+from duetime.stores.sqlite.store import SqliteStore
 
 SHARDS = 64
 BATCH = 1_000
@@ -48,12 +49,12 @@ def now_ms() -> int:
 
 
 def create_body(url: str) -> str:
-    """A create request of about 300 bytes; ``{at}`` and ``{due}`` are filled in by the load generator."""
+    """A create request of about 300 bytes; the load generator fills in ``{at}`` and ``{due}``."""
     return _CREATE % (url, _PAYLOAD % "{due}")
 
 
 def durable_body(url: str) -> str:
-    """The same for the durable door."""
+    """The same for the HTTP v1 API."""
     return _DURABLE % (url, _PAYLOAD % "{due}")
 
 
@@ -63,12 +64,12 @@ def batch_body(url: str, count: int) -> str:
 
 
 def callback_body() -> str:
-    """What a callback carries, due at no time in particular."""
+    """The payload of a callback, without a particular due time."""
     return _PAYLOAD % (10**12)
 
 
 def timer(url: str, execute_at: int, due: int | None = None) -> Timer:
-    """A pending timer as the platform door would have made it."""
+    """A pending timer as the HTTP platform API would have created it."""
     id = next(_ids)
     revision = random.getrandbits(48)
     definition = Definition(
@@ -85,10 +86,10 @@ def timer(url: str, execute_at: int, due: int | None = None) -> Timer:
         id=id,
         shard=shard_of(DEFAULT_NAMESPACE, id, namespace_shards=SHARDS, shards=SHARDS),
         definition=definition,
-        execute_at=execute_at,
-        fire_at=execute_at,
-        created_at=now,
-        updated_at=now,
+        execute_at=ExecuteAt(execute_at),
+        fire_at=FireAt(execute_at),
+        created_at=CreatedAt(now),
+        updated_at=Instant(now),
         revision=revision,
         firing=revision,
     )
@@ -103,13 +104,13 @@ def evenly(url: str, per_second: int, seconds: int, first: int) -> Iterator[Time
 
 
 def far_ahead(url: str, count: int) -> Iterator[Timer]:
-    """Spread over a year that begins tomorrow, in no order."""
+    """Spread over a year that begins tomorrow, in random order."""
     tomorrow = now_ms() + DAY_MS
     return (timer(url, tomorrow + random.randrange(365 * DAY_MS)) for _ in range(count))
 
 
 async def fill_store(store: SqliteStore | PostgresStore, timers: Iterable[Timer]) -> None:
-    """Open the store, put the timers into it, and leave nothing of it unwritten."""
+    """Open the store, put the timers into it, and write everything to disk."""
     await store.open()
     try:
         rest = iter(timers)
@@ -123,13 +124,13 @@ async def fill_store(store: SqliteStore | PostgresStore, timers: Iterable[Timer]
 
 
 async def fill(path: Path, timers: Iterable[Timer]) -> None:
-    """Put the timers into the file, which is made if need be."""
+    """Put the timers into the file, which is created if necessary."""
     await fill_store(SqliteStore(path, SystemClock(), shards=SHARDS), timers)
 
 
 def copy(source: Path, to: Path) -> None:
-    """Copy a file down to the disk, so that no measurement pays for writing the copy back."""
-    shutil.copyfile(source, to)
+    """Copy a file and sync it to disk, so that no measurement pays for the writeback of the copy."""
+    shutil.copy(source, to)
     handle = os.open(to, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -138,7 +139,7 @@ def copy(source: Path, to: Path) -> None:
 
 
 def bytes_of(path: Path) -> int:
-    """What the file and its journal take on disk."""
+    """The disk space of the file and its journal."""
     return sum(p.stat().st_size for p in (path, path.with_name(f"{path.name}-wal")) if p.exists())
 
 

@@ -1,22 +1,29 @@
-"""Clocks for tests: time stands still until it is moved, so a day costs nothing and nothing depends on the machine."""
+"""Clocks for tests: the time moves only by hand, so skipping a day takes no time and results are deterministic."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 
-START = 1_800_000_000_000
+from duetime.instants import CreatedAt, ExecuteAt, FireAt, Instant
+
+START = Instant(1_800_000_000_000)
+
+
+def all_at(at: int) -> tuple[ExecuteAt, FireAt, CreatedAt, Instant]:
+    """The first four instants of a timer, all equal."""
+    return ExecuteAt(at), FireAt(at), CreatedAt(at), Instant(at)
 
 
 class ManualClock:
-    """A clock that moves only when ``advance`` says so. Sleepers wake when the hands have passed them."""
+    """A clock that moves only with ``advance``, which wakes the sleepers whose time has come."""
 
-    def __init__(self, now: int = START) -> None:
+    def __init__(self, now: Instant = START) -> None:
         self._start = now
         self._now = now
-        self._sleepers: dict[asyncio.Event, int] = {}
+        self._sleepers: dict[asyncio.Event, Instant] = {}
 
-    def now(self) -> int:
+    def now(self) -> Instant:
         return self._now
 
     def monotonic(self) -> float:
@@ -27,7 +34,7 @@ class ManualClock:
         self._sleepers[woken] = self._now + math.ceil(seconds * 1000)
         try:
             if seconds <= 0:
-                await asyncio.sleep(0)  # Others get their turn, as with a real clock.
+                await asyncio.sleep(0)  # Let other tasks run, as with a real clock.
             elif until is None:
                 await woken.wait()
             else:
@@ -36,14 +43,14 @@ class ManualClock:
             del self._sleepers[woken]
 
     def advance(self, ms: int) -> None:
-        """Move time forward and wake whoever slept until an instant that is now past."""
+        """Move the time forward and wake every sleeper whose time has come."""
         self._now += ms
         for woken, wake_at in self._sleepers.items():
             if wake_at <= self._now:
                 woken.set()
 
-    def next_wake_at(self) -> int | None:
-        """The earliest instant that somebody sleeps until: how far to advance when there is nothing else to do."""
+    def next_wake_at(self) -> Instant | None:
+        """The earliest wake-up time of all sleepers: how far to advance when nothing else is left to do."""
         return min((at for woken, at in self._sleepers.items() if not woken.is_set()), default=None)
 
 

@@ -1,23 +1,23 @@
-"""Real NATS for tests: ``Nats``, a server with JetStream on loopback that can be stopped, killed and started again on
-the same port and data; and ``Broker``, a plain client for tests that are not coroutines."""
+"""Real NATS for tests: ``Nats``, a server with JetStream on loopback that can be stopped, killed and restarted on the
+same port and data; and ``Broker``, a synchronous client."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import nats
 from nats.js.api import ConsumerConfig, StreamConfig
 
 from tests.ports import free_port
+from tests.server_process import ServerProcess
 from tests.servers import PATIENCE_SECONDS, NotStarted, until
 
 _PROGRAM = Path(sys.executable).parent / "nats-server"
@@ -27,13 +27,12 @@ jetstream {{ store_dir: "{data}", sync_interval: always }}
 """
 
 
-class Nats:
-    """One server with data of its own. What it has confirmed is on disk."""
+class Nats(ServerProcess):
+    """One server with its own data. Acked messages are on disk."""
 
     def __init__(self) -> None:
         self.port = free_port()
         self.directory = Path(tempfile.mkdtemp(prefix="nats-"))
-        self.process: subprocess.Popen[bytes] | None = None
         config = _CONFIG.format(port=self.port, data=self.directory / "data")
         (self.directory / "nats.conf").write_text(config)
         self.start()
@@ -61,20 +60,7 @@ class Nats:
             raise NotStarted(f"nats-server ended with {self.process.returncode}: {log}")
         return "Server is ready" in log
 
-    def stop(self) -> None:
-        """End it in good order."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(PATIENCE_SECONDS)
-        self.process = None
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-    def __enter__(self) -> Nats:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,7 +69,7 @@ class Nats:
 
 
 class Broker:
-    """A client of a server, with a loop and a thread of its own."""
+    """A client with its own event loop and thread."""
 
     def __init__(self, url: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -96,11 +82,11 @@ class Broker:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_SECONDS)
 
     def publish(self, subject: str, data: bytes, **headers: str) -> None:
-        """Publish and wait until a stream has it."""
+        """Publish a message and wait for the ack of a stream."""
         self.run(self.js.publish(subject, data, headers=headers or None))
 
     def messages(self, stream: str, subject: str = ">") -> list[Any]:
-        """Everything in a stream, oldest first, whoever has read it."""
+        """All messages of a stream, oldest first, acked or not."""
 
         async def read() -> list[Any]:
             last = (await self.js.stream_info(stream)).state.last_seq
@@ -120,12 +106,15 @@ class Broker:
     def make_stream(self, **config: Any) -> None:
         self.run(self.js.add_stream(StreamConfig(**config)))
 
+    def make_consumer(self, stream: str, **config: Any) -> None:
+        self.run(self.client.jsm().add_consumer(stream, ConsumerConfig(**config)))
+
     def consumer(self, stream: str, name: str) -> ConsumerConfig:
         config: ConsumerConfig = self.run(self.js.consumer_info(stream, name)).config
         return config
 
     def waiting(self, stream: str, name: str = "duetime") -> int:
-        """How many messages of a stream a consumer has not answered yet."""
+        """The number of messages of a stream that a consumer has not acked yet."""
         info = self.run(self.js.consumer_info(stream, name))
         return int(info.num_pending + info.num_ack_pending)
 
@@ -135,7 +124,7 @@ class Broker:
         self._thread.join(PATIENCE_SECONDS)
         self._loop.close()
 
-    def __enter__(self) -> Broker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -143,4 +132,4 @@ class Broker:
 
 
 async def _quiet(_error: Exception) -> None:
-    """A server that is away on purpose is not worth a line."""
+    """Ignore errors: tests stop the server on purpose."""

@@ -1,6 +1,7 @@
-"""Faults between two programs: ``Proxy``, a TCP proxy on loopback that can refuse, cut, hang, and swallow an answer.
+"""Network faults for tests: ``Proxy``, a TCP proxy on loopback that can refuse, reset or hang connections and drop
+responses.
 
-It runs in a thread of its own, is a context manager, and leaves nothing open. A method returns once it is in effect.
+It runs in its own thread, is a context manager, and leaves nothing open. Each method takes effect before it returns.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from tests.ports import free_port
 from tests.servers import PATIENCE_SECONDS
 
 Rule = Callable[[bytes], bool]
-"""Says of each piece that comes from the target whether the connection is cut in place of passing it on."""
+"""Decides for each piece of data from the target whether to reset the connection instead of forwarding it."""
 
-# What closing a socket does: lose what was not sent and reset the connection, or send the rest and say goodbye.
+# SO_LINGER: closing a socket resets the connection and discards unsent data, or sends the rest and closes normally.
 _RESET = struct.pack("ii", 1, 0)
 _TELL = struct.pack("ii", 0, 0)
 
 
 def nth(wanted: bytes, n: int = 1) -> Rule:
-    """A rule that meets only the ``n``-th piece with these bytes in it, as in ``nth(b"COMMIT")``."""
+    """A rule for only the ``n``-th piece that contains these bytes, as in ``nth(b"COMMIT")``."""
     seen = 0
 
     def meets(piece: bytes) -> bool:
@@ -38,7 +39,7 @@ def nth(wanted: bytes, n: int = 1) -> Rule:
 
 
 class Proxy:
-    """Passes every connection on to a target, until it is told otherwise."""
+    """Forwards every connection to a target until a fault is set."""
 
     def __init__(self, target_host: str, target_port: int) -> None:
         self.port = free_port()
@@ -54,17 +55,21 @@ class Proxy:
         self.allow()
 
     def url(self, url: str) -> str:
-        """The same URL with the proxy in place of the host that it names."""
+        """The same URL with the proxy's host and port."""
         parts = urlsplit(url)
         user, at, _ = parts.netloc.rpartition("@")
         return parts._replace(netloc=f"{user}{at}127.0.0.1:{self.port}").geturl()
 
+    def lead_to(self, port: int) -> None:
+        """Forward new connections to another port. Open connections do not change."""
+        self._target = self._target[0], port
+
     def refuse(self) -> None:
-        """Refuse new connections. Those that are open stay as they are."""
+        """Refuse new connections. Open connections do not change."""
         self._run(self._refuse())
 
     def allow(self) -> None:
-        """Take connections again, on the same port."""
+        """Accept connections again, on the same port."""
         self._run(self._allow())
 
     def cut(self) -> None:
@@ -72,11 +77,11 @@ class Proxy:
         self._run(self._cut())
 
     def hang(self) -> None:
-        """Take connections and keep them, and pass nothing either way: not even that one side has left."""
+        """Accept and keep connections but forward nothing in either direction, not even a close."""
         self._run(self._pass_on(False))
 
     def pass_on(self) -> None:
-        """Pass everything on again, what was held back first."""
+        """Forward everything again, held-back data first."""
         self._run(self._pass_on(True))
 
     def close(self) -> None:
@@ -95,7 +100,7 @@ class Proxy:
     def _run(self, action: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(action, self._loop).result(PATIENCE_SECONDS)
 
-    # In the loop's thread.
+    # Called in the loop's thread.
 
     async def _allow(self) -> None:
         if self._listener is None:
@@ -115,14 +120,14 @@ class Proxy:
 
     async def _cut(self) -> None:
         self._accept()
-        await asyncio.sleep(0)  # a task that has not begun can't clean up
+        await asyncio.sleep(0)  # a task that has not started can't clean up
         for task in self._open:
             task.cancel()
         if self._open:
             await asyncio.wait(self._open)
 
     def _accept(self) -> None:
-        """Take all who are in the queue: they are connected already, as far as they can tell."""
+        """Accept all connections in the backlog: for their clients, they are connected already."""
         with contextlib.suppress(BlockingIOError):
             while self._listener is not None:
                 accepted, _ = self._listener.accept()
@@ -132,7 +137,7 @@ class Proxy:
                 task.add_done_callback(self._open.discard)
 
     async def _link(self, accepted: socket.socket) -> None:
-        """One connection. When a side leaves, the other is told so; whatever else ends it is a reset for both."""
+        """Forward one connection. A close of one side is forwarded to the other; anything else resets both."""
         writers: list[asyncio.StreamWriter] = []
         directions: list[asyncio.Task[None]] = []
         try:

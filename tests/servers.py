@@ -1,7 +1,7 @@
-"""Real things for tests: ``Duetime``, a service in a process of its own, and ``Receiver``, a place that it calls back.
+"""Real servers for tests: ``Duetime``, a service in its own process, and ``Receiver``, an HTTP server for callbacks.
 
-Both speak to loopback only and are context managers that leave nothing running. The client is the standard library's,
-so that a test can send any bytes at all.
+Both use loopback only and are context managers that leave nothing running. The client is the standard library's, so a
+test can send arbitrary bytes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 KEY = "test-key-test-key-test-key-test-key-0123"
 LOOPBACK = "127.0.0.0/8,::1/128"
 FINAL = ("completed", "failed", "canceled")
 PATIENCE_SECONDS = 30.0
 IDLE_SECONDS_MAX = 30.0
-"""How long a test waits for what must happen. Reached only by a failing test."""
+"""Timeouts of tests; only failing tests reach them."""
 DUE_SECONDS = 10
-"""How far ahead tests put a timer: far enough that a slow machine can't make it too near to be accepted."""
+"""The default delay of a test's timer: long enough for the platform API's minimum even on a slow machine."""
 
 _LISTENING = re.compile(r"is listening on http://\S+:(\d+)$", re.MULTILINE).search
 
@@ -40,23 +40,23 @@ _LISTENING = re.compile(r"is listening on http://\S+:(\d+)$", re.MULTILINE).sear
 class Answer(NamedTuple):
     status: int
     headers: dict[str, str]  # names in lower case
-    body: Any  # parsed when it is JSON, else bytes
+    body: Any  # parsed if it is JSON, else bytes
 
 
 class NotStarted(AssertionError):
-    """The process ended, or did not become ready."""
+    """The process exited or did not become ready."""
 
 
-_strangers = (f"127.77.{n // 250}.{1 + n % 250}" for n in count())
+_unused_addresses = (f"127.77.{n // 250}.{1 + n % 250}" for n in count())
 
 
-def stranger() -> str:
+def unused_address() -> str:
     """A loopback address that no test has used yet: wrong keys are counted by address."""
-    return next(_strangers)
+    return next(_unused_addresses)
 
 
 def until(what: str, condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
-    """The first true value of ``condition``; an AssertionError that says ``what`` did not happen if there is none."""
+    """Poll ``condition`` and return its first true value; raises an AssertionError with ``what`` after a timeout."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -66,7 +66,7 @@ def until(what: str, condition: Callable[[], Any], seconds: float = PATIENCE_SEC
 
 
 def instant(text: str) -> datetime:
-    """A time as the service prints it."""
+    """Parse a time in the service's format."""
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", text), text
     return datetime.fromisoformat(text)
 
@@ -76,11 +76,13 @@ def printed(at: datetime) -> str:
 
 
 class Duetime:
-    """One ``duetime serve``. ``stop`` and ``start`` make it a new process on the same directory and file.
+    """One ``duetime serve``. After ``terminate`` or ``kill``, ``start`` runs a new process on the same directory.
 
-    Without ``API_KEY`` in ``env`` it is given ``KEY`` and may call loopback addresses; ``bare=True`` gives it nothing
-    but a free port and ``env``.
+    Without ``API_KEY`` in ``env``, it gets ``KEY`` and may call loopback addresses; with ``bare=True``, it gets only a
+    free port and ``env``.
     """
+
+    module = "duetime"
 
     def __init__(
         self,
@@ -111,12 +113,12 @@ class Duetime:
     # The process.
 
     def spawn(self) -> None:
-        """Start the process and do not wait for it."""
+        """Start the process without waiting until it is ready."""
         assert self.process is None or self.process.poll() is not None, "is running already"
         self._starts += 1
         with open(self._log, "wb") as log:
             self.process = subprocess.Popen(
-                [*self._prefix, sys.executable, "-m", "duetime", "serve", *self._arguments],
+                [*self._prefix, sys.executable, "-m", self.module, "serve", *self._arguments],
                 cwd=self.directory,
                 env=self._env,
                 stdin=subprocess.DEVNULL,
@@ -152,7 +154,7 @@ class Duetime:
 
     @property
     def stderr(self) -> str:
-        """What the process that was started last has written so far."""
+        """The log of the latest process so far."""
         return self._log.read_text(errors="replace")
 
     def signal(self, number: int) -> None:
@@ -160,13 +162,13 @@ class Duetime:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """The exit code."""
+        """Wait for the process to exit; returns the exit code."""
         assert self.process is not None
         self.disconnect()
         return self.process.wait(PATIENCE_SECONDS * 2)
 
     def terminate(self) -> int:
-        """Ask it to stop and return its exit code."""
+        """Stop the process with SIGTERM; returns the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait()
 
@@ -176,17 +178,17 @@ class Duetime:
             self.process.kill()
             self.process.wait()
 
-    def __enter__(self) -> Duetime:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    # Its clients.
+    # The client.
 
     @property
     def key(self) -> str | None:
-        """What a client has to send."""
+        """The API key that clients have to send."""
         if self._env.get("DUETIME_AUTH", "key") != "key":
             return None
         return self._env.get("API_KEY") or (self.directory / "duetime.key").read_text().strip()
@@ -201,8 +203,8 @@ class Duetime:
         headers: Mapping[str, str] | None = None,
         source: str | None = None,
     ) -> Answer:
-        """One request, on a connection that is kept for the next. ``headers`` stand in place of the key. ``source`` is
-        the loopback address that it comes from, on a connection of its own."""
+        """Send one request on a keep-alive connection. ``headers`` replace the defaults, including the key. ``source``
+        is the client's loopback address, which gets a connection of its own."""
         if json is not None:
             body = _dumps(json)
         if headers is None:
@@ -210,7 +212,7 @@ class Duetime:
             if path.startswith(("/timers", "/metrics", "/clock", "/api/")) and self.key is not None:
                 headers["X-API-Key"] = self.key
         if time.monotonic() - self._asked_at > IDLE_SECONDS_MAX:
-            self.disconnect()  # The service closes what is idle for long, perhaps just when it is asked again.
+            self.disconnect()  # The service closes idle connections, perhaps just when this request is sent.
         self._asked_at = time.monotonic()
         if source is not None:
             connection = self._connect(source)
@@ -235,12 +237,12 @@ class Duetime:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS, source_address=at)
 
     def disconnect(self) -> None:
-        """Close the connections that were kept: the process at their other end is about to go."""
+        """Close the keep-alive connections before the process stops."""
         while self._connections:
             self._connections.pop().close()
 
     def raw(self, message: bytes, *, leave: bool = False) -> bytes:
-        """What comes back for these bytes until the service closes; with ``leave`` the client closes its side first."""
+        """Send bytes and return all bytes until the service closes; with ``leave``, the client half-closes first."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_SECONDS) as connection:
             with contextlib.suppress(ConnectionError, BrokenPipeError):
                 connection.sendall(message)
@@ -257,7 +259,7 @@ class Duetime:
         return instant(self.request("GET", "/clock").body["now"])
 
     def ahead(self, seconds: float) -> str:
-        """An ``execute_at`` that many seconds from now, by the service's own clock."""
+        """An ``execute_at`` this many seconds from now, by the service's clock."""
         now = self.now() if self._arguments else datetime.now(UTC)
         return printed(now + timedelta(seconds=seconds))
 
@@ -266,7 +268,7 @@ class Duetime:
         assert answer.status == 200, answer
 
     def create(self, url: str, *, seconds: float = DUE_SECONDS, **fields: Any) -> str:
-        """Make a timer that is due in so many seconds and return its id."""
+        """Create a timer that is due in this many seconds; returns its id."""
         answer = self.request(
             "POST", "/timers", json={"execute_at": self.ahead(seconds), "callback_url": url, **fields}
         )
@@ -281,13 +283,13 @@ class Duetime:
         return data
 
     def total(self, status: str | None = None) -> int:
-        """How many timers there are."""
+        """The number of timers, optionally with this status."""
         chosen = f"&status={status}" if status else ""
         total: int = self.request("GET", f"/timers?limit=1{chosen}").body["data"]["total"]
         return total
 
     def finished(self, id: str) -> dict[str, Any]:
-        """The timer, once it is completed, failed or canceled."""
+        """Wait until the timer is completed, failed or canceled; returns it."""
 
         def final() -> dict[str, Any] | None:
             timer = self.get(id)
@@ -297,7 +299,7 @@ class Duetime:
         return timer
 
     def fired(self, url: str, **fields: Any) -> dict[str, Any]:
-        """Make a timer, let its time come, and return what became of it. Needs the virtual clock."""
+        """Create a timer, advance the virtual clock to its due time, and return the finished timer."""
         id = self.create(url, **fields)
         self.advance()
         return self.finished(id)
@@ -311,29 +313,29 @@ def _parsed(headers: Mapping[str, str], content: bytes) -> Any:
     return json.loads(content) if content and headers.get("content-type") == "application/json" else content
 
 
-# --- the other side ------------------------------------------------------------------------------------------------
+# --- the receiver --------------------------------------------------------------------------------------------------
 
 
 class Received(NamedTuple):
-    at_ns: int  # wall clock, when the request was whole
+    at_ns: int  # wall clock, when the request was complete
     method: str
     path: str
     headers: dict[str, str]  # names in lower case
-    head: bytes  # the request line and the headers as they came
+    head: bytes  # the request line and the headers, unparsed
     body: bytes
 
 
 @dataclass
 class Reply:
-    """What the receiver does with a request."""
+    """How the receiver responds to a request."""
 
     status: int = 200
     body: bytes = b'{"ok": true}'
     headers: Mapping[str, str] = field(default_factory=dict)
     delay_seconds: float = 0.0
-    hang: bool = False  # answer only once ``release`` is called
-    close: bool = False  # close the connection in place of an answer
-    raw: bytes | None = None  # send this in place of a well formed answer, and close
+    hang: bool = False  # respond only after ``release`` is called
+    close: bool = False  # close the connection without a response
+    raw: bytes | None = None  # send these bytes instead, and close
 
     def message(self) -> bytes:
         if self.raw is not None:
@@ -347,7 +349,7 @@ OK = Reply()
 
 
 class Receiver:
-    """An HTTP server on loopback that keeps every request and answers as it was told, path by path."""
+    """An HTTP server on loopback that records every request and sends the configured replies, by path."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.received: list[Received] = []
@@ -369,23 +371,23 @@ class Receiver:
         return self.base + path
 
     def reply(self, path: str, *replies: Reply) -> str:
-        """Answer requests to this path with these, one after the other and the last one for ever; the path's URL."""
+        """Set the replies for a path, in order; the last one repeats. Returns the path's URL."""
         self._replies[path] = list(replies)
         return self.url(path)
 
     def decide(self, decide: Callable[[Received], Reply]) -> None:
-        """Have a function say what to answer to every request that no ``reply`` is about."""
+        """Set a function that decides the reply to every request for which ``reply`` has set none."""
         self._decide = decide
 
     def release(self) -> None:
-        """Answer whatever hangs."""
+        """Respond to the hanging requests."""
         self._loop.call_soon_threadsafe(self._release)
 
     def at(self, path: str) -> list[Received]:
         return [request for request in list(self.received) if request.path == path]
 
     def wait(self, path: str, count: int = 1) -> list[Received]:
-        """The requests to a path, once there are at least ``count``."""
+        """Wait for at least ``count`` requests to a path; returns them."""
         with self._changed:
             enough = self._changed.wait_for(lambda: len(self.at(path)) >= count, PATIENCE_SECONDS)
         assert enough, f"{len(self.at(path))} requests to {path}, not {count}"
@@ -403,13 +405,13 @@ class Receiver:
         self._thread.join(PATIENCE_SECONDS)
         self._loop.close()
 
-    def __enter__(self) -> Receiver:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # In the loop's thread.
+    # Called in the loop's thread.
 
     def _release(self) -> None:
         hanging, self._hanging = self._hanging, []
@@ -427,7 +429,7 @@ class Receiver:
 
 
 class _Connection(asyncio.Protocol):
-    """Reads requests that have a Content-Length, which all of Duetime's have."""
+    """Parses requests with a Content-Length, which all requests of Duetime have."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -445,7 +447,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._data += data
         if self._data.startswith(b"\x16"):
-            self._transport.close()  # somebody tries TLS
+            self._transport.close()  # a TLS handshake
         while True:
             head, blank, rest = self._data.partition(b"\r\n\r\n")
             if not blank:
@@ -480,7 +482,7 @@ class _Connection(asyncio.Protocol):
 
 @contextlib.contextmanager
 def unused_port() -> Iterator[int]:
-    """A port of loopback that refuses connections for as long as the block lasts: bound, and not listening."""
+    """A loopback port that refuses connections during the block: bound, but not listening."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]

@@ -1,7 +1,8 @@
-"""The peers of the benchmark: what a user would pick otherwise, doing the same job, a durable "POST this to that URL at
-T". ``measure`` runs one of them on a store of its own and returns its ``Figures``; ``python -m bench.peers`` all.
+"""The peers of the benchmark: the alternatives that a user might choose, doing the same job, a durable "POST this to
+that URL at T". ``measure`` runs one of them on its own store and returns its ``Figures``; ``python -m bench.peers``
+runs all.
 
-Each peer is a program in ``programs``, which says how it is set up and why. They run in an environment of their own.
+Each peer is a program in ``programs``, which explains its setup. They run in their own environment.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class Figures(msgspec.Struct):
 
 WARM_SECONDS = 0.5
 HERD, HERD_OF_SLOW = 5_000, 1_000
-"""How many are due at one instant; in the quick form the slow peers, which decide no bar, get fewer."""
+"""The number of timers due at one instant; in the quick form, slow peers, which decide no bar, get fewer."""
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """How a peer is run: its program, its store, and what its client library can do."""
+    """How to run a peer: its program, its store, and the abilities of its client library."""
 
     program: str
     store: Callable[[Path], AbstractContextManager[Server]]
@@ -51,7 +52,7 @@ class Peer(msgspec.Struct, frozen=True):
     decides: bool = False  # it is among those that can be the fastest
 
     def herd(self, asked: int, quick: bool) -> int:
-        """How many of the timers asked for it is given at one instant."""
+        """How many of the timers due at one instant it is given."""
         return min(asked, self.herd_max or asked, HERD_OF_SLOW if quick and not self.decides else asked)
 
     @property
@@ -119,7 +120,7 @@ async def measure(
     quick: bool = False,
     say: Callable[[str], None],
 ) -> Figures:
-    """Run one peer; in the quick form without the steady rate, and the slow ones with a smaller herd."""
+    """Run one peer; in the quick form without the steady rate, and the slow ones with a smaller burst."""
     peer = PEERS[name]
     figures = Figures(name, setup=peer.setup)
     try:

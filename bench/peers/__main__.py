@@ -1,4 +1,4 @@
-"""``python -m bench.peers [NAME …] [--quick]``: runs the peers alone and prints a table of what they do."""
+"""``python -m bench.peers [NAME …] [--quick]``: runs only the peers and prints a table of their figures."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def _run(names: list[str], herd: int, quick: bool, directory: Path) -> lis
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.peers", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(PEERS)} [all]")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(PEERS)} [all]")
     parser.add_argument("--quick", action="store_true", help="about 20 seconds for each")
     parser.add_argument("--herd", type=int, default=HERD, help=f"timers due at one instant [{HERD}]")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The measurements of one peer, the same for all of them: how fast it schedules, a herd, a steady rate, end to end."""
+"""The measurements of one peer, the same for all: scheduling rate, a burst, a steady rate, end to end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Herd(Struct, frozen=True):
 
 
 class Measuring:
-    """One peer at one stand, which the receiver listens to."""
+    """One peer on its stand, with the receiver that it calls."""
 
     def __init__(self, stand: Stand, receiver: Process, say: Callable[[str], None]) -> None:
         self._stand = stand
@@ -41,7 +41,7 @@ class Measuring:
         self._say = say
 
     async def schedules(self, seconds: float, batch: int) -> float:
-        """Timers scheduled per second, due another day."""
+        """Timers scheduled per second, due on another day."""
         due = round(time.time() * 1000) + DAY_MS
         done = await self._stand.client.ask(self._order(seconds=seconds, due=due, batch=batch))
         return float(done["count"] / done["seconds"])
@@ -63,7 +63,7 @@ class Measuring:
         return lateness
 
     async def sustained(self, seconds: float, batch: int, expected: float) -> float:
-        """Arrivals per second while timers are scheduled as fast as they arrive; ``expected`` is where to begin."""
+        """Arrivals per second while timers are scheduled as fast as they arrive; ``expected`` is the initial rate."""
         client = self._stand.client
         await self._receiver.ask("reset")
         backlog = max(BACKLOG_MIN if batch == 1 else batch * 4, round(expected * BACKLOG_SECONDS))
@@ -84,7 +84,8 @@ class Measuring:
         return rate_between(came["buckets"], started + WARM_SECONDS - first, ended - first)
 
     async def _ahead(self, count: int, batch: int, per_second: float, step_ms: int = 0) -> int:
-        """Schedule timers that are due from an instant on, and return it: one that was still ahead at the end."""
+        """Schedule timers that are due from an instant on, and return it: one that was still in the future at the
+        end."""
         for patience in (1.3, 3.0, 9.0):
             await self._receiver.ask("reset")
             due = round((time.time() + SPARE_SECONDS * 2 + count / per_second * patience) * 1000)
@@ -96,7 +97,7 @@ class Measuring:
         raise BenchError("it never scheduled its timers before they were due: the machine is too busy")
 
     async def _arrived(self, count: int) -> dict[str, Any]:
-        """What the receiver saw, once so many timers came and the peer has none left."""
+        """What the receiver saw, once this many timers have arrived and the peer has none left."""
         came = (await self._receiver.ask(f"wait {count} {ARRIVE_SECONDS_MAX}"))["count"]
         if came < count:
             raise BenchError(f"{came} of {count} timers came within {ARRIVE_SECONDS_MAX} s")

@@ -1,4 +1,4 @@
-"""Starts what a peer needs, on an empty store, and ends all of it: the store's server, a client, a worker."""
+"""Starts what a peer needs, on an empty store, and stops all of it: the store's server, a client, a worker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REQUESTS_PER_SECOND_MAX = 100_000
 
 
 class Program:
-    """A process that speaks JSON lines, in a group of its own so that it ends with all that it started."""
+    """A process that speaks JSON lines, in its own process group, so that it is stopped with all its children."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
@@ -73,14 +73,14 @@ class Program:
         return "its last words: " + (" / ".join(lines) or "none")
 
     async def end(self) -> None:
-        """End it at once, with all that it started: its store is thrown away after it."""
+        """Kill it with all its children: its store is thrown away afterwards."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
 
 async def spawn(name: str, command: Sequence[str | Path], directory: Path, **more: str) -> Program:
-    """A program of the peers' own environment; what it says on stderr goes into a log in the directory."""
+    """A program in the peers' own environment; its stderr goes into a log in the directory."""
     log = directory / f"{name}.log"
     kept = {key: os.environ[key] for key in ("HOME", "LANG") if key in os.environ}
     with log.open("wb") as stderr:
@@ -98,7 +98,7 @@ async def spawn(name: str, command: Sequence[str | Path], directory: Path, **mor
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """What these processes, their children, and the children that have ended used so far."""
+    """The CPU time of these processes and of their children, including ended ones."""
     total = 0.0
     for pid in pids:
         for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
@@ -111,14 +111,14 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 
 
 class Server(msgspec.Struct, frozen=True):
-    """A running store: where clients and workers find it, and the process whose CPU time counts."""
+    """A running store: its address for clients and workers, and the process whose CPU time counts."""
 
     address: str
     pid: int
 
 
 class Stand:
-    """A peer on an empty store, with a client, and with a worker if asked for one."""
+    """A peer on an empty store, with a client, and with a worker if requested."""
 
     def __init__(self, server: Server, client: Program, worker: Program | None, version: str) -> None:
         self.client = client
@@ -138,7 +138,7 @@ async def stand(
     works: bool,
     worker_apart: bool,
 ) -> AsyncIterator[Stand]:
-    """``works``: timers are fired; ``worker_apart``: by a process of its own and not in the client's."""
+    """``works``: timers are fired; ``worker_apart``: by a process of its own, not by the client's."""
     place = Path(tempfile.mkdtemp(prefix="peer-", dir=directory))
     running: list[Program] = []
 
@@ -164,7 +164,7 @@ async def stand(
 
 @contextmanager
 def postgres(directory: Path) -> Iterator[Server]:
-    """PostgreSQL 18 as it comes, with fsync on."""
+    """PostgreSQL 18 with default settings and fsync on."""
     with Postgres(18) as server:
         assert server.process is not None
         yield Server(server.create_database("peers"), server.process.pid)
@@ -172,7 +172,7 @@ def postgres(directory: Path) -> Iterator[Server]:
 
 @contextmanager
 def redis(directory: Path) -> Iterator[Server]:
-    """Redis whose log of writes reaches the disk before it answers, so that what is scheduled is durable."""
+    """Redis whose append-only file reaches the disk before it responds, so that scheduled tasks are durable."""
     port = free_port()
     durable = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
     with _listening(["redis-server", "--bind", "127.0.0.1", "--port", str(port), *durable], port, directory) as pid:
@@ -183,7 +183,16 @@ def redis(directory: Path) -> Iterator[Server]:
 def temporal(directory: Path) -> Iterator[Server]:
     """Temporal's development server on a file."""
     port = free_port()
-    command = [VENV / "bin/temporal", "server", "start-dev", "--ip", "127.0.0.1", "--port", str(port), "--headless"]
+    command: list[str | Path] = [
+        VENV / "bin/temporal",
+        "server",
+        "start-dev",
+        "--ip",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--headless",
+    ]
     command += ["--db-filename", directory / "temporal.db", "--log-level", "error"]
     command += ["--sqlite-pragma", "journal_mode=wal", "--sqlite-pragma", "synchronous=full"]
     for limit in TEMPORAL_LIMITS:
@@ -194,7 +203,7 @@ def temporal(directory: Path) -> Iterator[Server]:
 
 @contextmanager
 def _listening(command: Sequence[str | Path], port: int, directory: Path) -> Iterator[int]:
-    """The process id of a server that takes connections, and its end."""
+    """The process id of a server once it accepts connections; stops it at the end."""
     log = directory / "server.log"
     with open(log, "wb") as said:
         process = subprocess.Popen(

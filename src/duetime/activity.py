@@ -1,8 +1,8 @@
-"""What the whole cluster has been doing lately: how many fires per second, and how late they were.
+"""The recent activity of the whole cluster: attempts per second, and their lateness.
 
-Every instance says with each renewal how many attempts it has sent since it started, by how late they were. This looks
-at what all of them said, every few seconds, and keeps the differences for an hour. What an instance counts costs no
-more than its metrics do anyway, and who looks at it costs nothing at all.
+Each instance reports with every heartbeat how many attempts it has sent since it started, by lateness. This module
+reads all reports every few seconds and keeps the differences for an hour. The counts are the ones of the metrics, so
+they cost nothing extra.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NONE = (0,) * (len(LATENESS_SECONDS) + 1)
 
 
 class Point(Struct, frozen=True):
-    """What happened in the step that ended at ``at``."""
+    """The activity in the step that ended at ``at``."""
 
     at: int
     fires_per_second: float
@@ -37,7 +37,7 @@ class Point(Struct, frozen=True):
 
 
 class _Seen(Struct, frozen=True):
-    """What was known of an instance: its counts, as of when on a clock of its own, and its latest rate."""
+    """The last report of an instance: its counts, their time by that instance's own clock, and its latest rate."""
 
     fires: Sequence[int]
     at_ms: float
@@ -62,7 +62,7 @@ class Activity:
         self.since = clock.now()
 
     def fires(self) -> int:
-        """How many attempts the living instances have sent, as far as it is known here."""
+        """How many attempts the live instances have sent, as far as this instance knows."""
         others = (seen.fires for owner_id, seen in (self._seen or {}).items() if owner_id != self._owner_id)
         return sum(map(sum, others)) + sum(self._telemetry.fires())
 
@@ -71,37 +71,37 @@ class Activity:
             try:
                 await self.sample()
             except StoreError as error:
-                log.debug("could not see what the cluster does: %s", error)
-            except Exception:  # What is only there to be looked at must not stop what fires timers.
-                log.exception("could not see what the cluster does")
+                log.debug("could not read the activity of the cluster: %s", error)
+            except Exception:  # An error in these statistics must not stop the instance.
+                log.exception("could not read the activity of the cluster")
             await self._clock.sleep(STEP_SECONDS)
 
     async def sample(self) -> None:
-        """Add a point for the time since the sample before; the first one is where counting starts."""
-        said = {i.owner_id: _Seen(i.about.fires, i.alive_until) for i in await self._cluster()}
-        # What this instance knows of itself is newer than what it said.
-        said[self._owner_id] = _Seen(self._telemetry.fires(), self._clock.monotonic() * 1000)
-        before, self._seen = self._seen, said
+        """Add a point for the time since the previous sample; the first sample only sets the baseline."""
+        reports = {i.owner_id: _Seen(i.about.fires, i.alive_until) for i in await self._cluster()}
+        # This instance's own counts are newer than its report.
+        reports[self._owner_id] = _Seen(self._telemetry.fires(), self._clock.monotonic() * 1000)
+        before, self._seen = self._seen, reports
         if before is None:
             self.since = self._clock.now()
             return
         late = list(_NONE)
-        for owner_id, now in said.items():
-            # One that came meanwhile has counted from nothing.
+        for owner_id, now in reports.items():
+            # A new instance has counted from zero.
             then = before.get(owner_id) or _Seen(_NONE, now.at_ms - STEP_SECONDS * 1000)
             if now.at_ms <= then.at_ms:
-                said[owner_id] = then  # It has said nothing new: it will be going on as before.
+                reports[owner_id] = then  # No new report: assume the same rate as before.
                 continue
             fired = [max(0, a - b) for a, b in zip(now.fires, then.fires, strict=False)]
             per_second = sum(fired) * 1000 / (now.at_ms - then.at_ms)
-            said[owner_id] = _Seen(now.fires, now.at_ms, per_second)
+            reports[owner_id] = _Seen(now.fires, now.at_ms, per_second)
             late = [a + b for a, b in zip(late, fired, strict=False)]
-        rate = sum(seen.per_second for seen in said.values())
+        rate = sum(seen.per_second for seen in reports.values())
         self.points.append(Point(self._clock.now(), rate, percentile(late, 0.5), percentile(late, 0.99)))
 
 
 def percentile(counts: Sequence[int], share: float) -> float | None:
-    """Within how many milliseconds this share of the fires was sent, were they spread evenly over each bucket."""
+    """The percentile in milliseconds, interpolated linearly within each bucket."""
     left = sum(counts) * share
     if not left:
         return None

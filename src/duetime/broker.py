@@ -1,7 +1,7 @@
-"""The broker port: commands that come in and events that go out, each at least once.
+"""The broker port: receives commands and publishes events, each at least once.
 
-A broker may be away. Then nothing is taken in, ``publish`` raises ``BrokerAway``, and both go on by themselves when it
-is back.
+While the broker is not connected, no commands arrive and ``publish`` raises ``BrokerAway``. Both recover by themselves
+when it is back.
 """
 
 from __future__ import annotations
@@ -13,55 +13,55 @@ from msgspec import Struct
 
 
 class BrokerError(Exception):
-    """The broker did not take a message, or nobody knows whether it did."""
+    """The broker rejected a message, or it is unknown whether it was stored."""
 
 
 class BrokerAway(BrokerError):
-    """There is no connection, or it broke while the broker was to confirm: the same id may be sent again."""
+    """There is no connection, or it broke before the ack: the message may be sent again with the same id."""
 
 
 class BrokerTimeout(BrokerError):
-    """The broker did not confirm in time: it may have taken the message."""
+    """The broker sent no ack in time; it may have stored the message."""
 
 
 class Command(Struct, frozen=True, eq=False):
-    """A message that was taken and has to be answered: done, again later, or never."""
+    """A received message, which needs one reply: ``ack``, ``nack`` or ``reject``."""
 
     subject: str
     data: bytes
-    number: int  # of the message in its stream
-    taken_at_ns: int  # by the stream
-    token: Any  # the broker's own
+    number: int  # sequence number in its stream
+    taken_at_ns: int  # when the stream stored it
+    token: Any  # identifies the message to the broker
 
 
 class Broker(Protocol):
     @property
     def connected(self) -> bool:
-        """Whether a publish can be tried now."""
+        """Whether a publish is possible now."""
 
     async def run(self) -> None:
-        """Be connected, for ever."""
+        """Connect, and stay connected until canceled."""
 
     async def publish(self, subject: str, body: bytes, headers: Mapping[str, str], *, id: str, timeout: float) -> None:
-        """Return when the broker has the message on disk; it drops a second one with the same ``id``."""
+        """Publish a message and return after the ack; the broker drops a second message with the same ``id``."""
 
     async def take(self) -> Sequence[Command]:
-        """Wait for commands and return those that are there; another instance gets none of these meanwhile."""
+        """Wait for commands and return them; no other instance gets them until they are due for redelivery."""
 
-    async def done(self, commands: Sequence[Command]) -> None:
-        """Nobody has to see these again."""
+    async def ack(self, commands: Sequence[Command]) -> None:
+        """Ack these commands."""
 
-    async def again(self, commands: Sequence[Command], *, delay_ms: int) -> None:
-        """Give these out again after a while, to whoever asks."""
+    async def nack(self, commands: Sequence[Command], *, delay_ms: int) -> None:
+        """Nack these commands: redeliver them after the delay, to any instance."""
 
-    async def never(self, command: Command, reason: str) -> None:
-        """Nobody is to try this one again."""
+    async def reject(self, command: Command, reason: str) -> None:
+        """Reject this command permanently."""
 
     async def stop_taking(self) -> None:
-        """Ask for no more commands and give back those that were not taken yet."""
+        """Request no more commands, and nack those that ``take`` has not returned yet."""
 
     async def close(self) -> None:
-        """Send what is on its way and let go."""
+        """Flush and disconnect."""
 
     async def problems(self) -> list[str]:
-        """What is wrong with how the broker is set up, each in a sentence for people."""
+        """Problems of the broker's configuration, each as a sentence for users."""

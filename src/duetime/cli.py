@@ -1,8 +1,8 @@
 """The command line: ``duetime serve``, and the commands that talk to a server. Errors are one line on stderr and a
-non-zero exit.
+non-zero exit code.
 
-What a command needs is imported once it is known which one it is: ``serve`` does not pay for the client, nor a client
-for the service.
+Imports wait until the command is known: ``serve`` does not load the client, and the other commands do not load the
+server.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from duetime import __version__
 from duetime.commands.grammar import Parser, add_commands, add_server_options
+from duetime.version import __version__
 
 _EXAMPLES = """\
 examples:
-  duetime serve                                        the service, on http://localhost:3000
+  duetime serve                                        run the server, on http://localhost:3000
   duetime create --in 10m --url http://localhost:8080/hook --payload '{"order": 7}'
   duetime list --status pending
   duetime watch
 
-`duetime COMMAND --help` explains a command. The options above come before the command or after it; after `create` and
-`update`, --url is where the callback goes, so the server is --server there."""
+`duetime COMMAND --help` explains a command. The options above come before the command or after it. After `create` and
+`update`, --url is the URL of the callback, so use --server for the server there."""
 
 
 def _settings_help() -> str:
     from duetime.settings import SETTINGS
 
-    lines = ["settings (environment, then .env, then duetime.toml):"]
+    lines = ["settings (from the environment, then .env, then duetime.toml; the first one wins):"]
     width = max(len(setting.name) for setting in SETTINGS)
     for setting in SETTINGS:
         default = f" [{setting.default}]" if setting.default else ""
@@ -43,8 +43,8 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command", title="commands")
     serving = commands.add_parser(
         "serve",
-        help="run the service in the foreground",
-        description="Run the service in the foreground until Ctrl-C or SIGTERM; it finishes what is in flight first.",
+        help="run the server in the foreground",
+        description="Run the server in the foreground until Ctrl-C or SIGTERM. It finishes running attempts first.",
         late_epilog=_settings_help,
     )
     serving.add_argument(
@@ -54,7 +54,7 @@ def _parser() -> Parser:
     )
     serving.add_argument("--worker", help=argparse.SUPPRESS)  # how DUETIME_WORKERS starts its processes
     serving.add_argument("--listener", type=int, help=argparse.SUPPRESS)
-    serving.add_argument("--siblings", help=argparse.SUPPRESS)
+    serving.add_argument("--metrics-directory", help=argparse.SUPPRESS)
     add_commands(commands)
     return parser
 
@@ -77,7 +77,7 @@ def _serve(options: argparse.Namespace) -> int:
     from duetime.errors import DuetimeError, SettingsError
     from duetime.node import serve, serve_many
     from duetime.settings import load
-    from duetime.workers import Place
+    from duetime.workers import WorkerContext
 
     try:
         settings = load(os.environ, Path.cwd())
@@ -85,10 +85,12 @@ def _serve(options: argparse.Namespace) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             if options.worker is not None:
                 listener = socket.socket(fileno=options.listener)
-                runner.run(serve(settings, place=Place(options.worker, listener, Path(options.siblings))))
+                runner.run(
+                    serve(settings, worker=WorkerContext(options.worker, listener, Path(options.metrics_directory)))
+                )
             elif settings.workers > 1:
                 if options.virtual_clock:
-                    raise SettingsError("--virtual-clock: is for one process, not for DUETIME_WORKERS")
+                    raise SettingsError("--virtual-clock can't be used with DUETIME_WORKERS above 1")
                 return runner.run(serve_many(settings))
             else:
                 runner.run(serve(settings, virtual_clock=options.virtual_clock))
@@ -102,13 +104,18 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["help"]:
+        given = [*given[1:], "--help"]
+    options = parser.parse_args(given)
     if options.command == "serve":
         return _serve(options)
-    if options.command == "doctor":
-        from duetime.commands.doctor import run as examine
+    if options.command == "completion":
+        from duetime.commands.completion import script
 
-        return examine(options)
+        print(script(options.shell, parser), end="")
+        return 0
     from duetime.commands.session import run
 
     return run(options)

@@ -1,4 +1,4 @@
-"""The one place that reads a clock. Everything else is handed a ``Clock``."""
+"""The only module that reads a clock. Everything else gets a ``Clock``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 import time
 from typing import Protocol
 
+from duetime.instants import Instant
+
 
 class Clock(Protocol):
-    def now(self) -> int:
-        """Wall-clock milliseconds since the epoch, rounded down: an instant that was reached is never ahead of it."""
+    def now(self) -> Instant:
+        """Wall-clock milliseconds since the epoch, rounded down, so never ahead of the real time."""
 
     def monotonic(self) -> float:
-        """Seconds that never run backwards; only differences mean anything."""
+        """Seconds that never go backwards; only differences have a meaning."""
 
     async def sleep(self, seconds: float, until: asyncio.Event | None = None) -> None:
-        """Return after ``seconds`` of this clock, or as soon as ``until`` is set."""
+        """Sleep for ``seconds`` of this clock, or until ``until`` is set."""
 
 
 class SystemClock:
@@ -23,8 +25,8 @@ class SystemClock:
 
     monotonic = staticmethod(time.monotonic)
 
-    def now(self) -> int:
-        return time.time_ns() // 1_000_000
+    def now(self) -> Instant:
+        return Instant(time.time_ns() // 1_000_000)
 
     async def sleep(self, seconds: float, until: asyncio.Event | None = None) -> None:
         if until is None:
@@ -38,8 +40,8 @@ class SystemClock:
 
 
 class CorrectedClock:
-    """Another clock, put right now and then by somebody who knows better; in between it goes by the monotonic clock, so
-    that it does not follow when the machine's is set to another time."""
+    """A clock that is corrected from time to time. In between, it follows the monotonic clock, so a change of the
+    machine's time does not affect it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -48,24 +50,24 @@ class CorrectedClock:
         self.correct(0)
 
     def correct(self, offset_ms: int) -> None:
-        """The other clock is ahead by so much now."""
+        """Set the offset: the underlying clock is ahead by ``offset_ms`` now."""
         monotonic_ms = self._clock.monotonic() * 1000
-        # A microsecond makes up for what a float loses.
+        # The added microsecond makes up for rounding errors of floats.
         self._ahead_ms = self._clock.now() - offset_ms - monotonic_ms + 0.001
 
-    def now(self) -> int:
-        return int(self.monotonic() * 1000 + self._ahead_ms)
+    def now(self) -> Instant:
+        return Instant(self.monotonic() * 1000 + self._ahead_ms)
 
 
 class VirtualClock:
-    """A clock that runs like the machine's and can be moved forward by hand, so that "in three days" is now."""
+    """The machine's clock plus an offset that ``advance`` increases, so that tests can skip days."""
 
     def __init__(self) -> None:
         self._system = SystemClock()
         self._ahead_ms = 0
         self._sleepers: dict[asyncio.Timeout, float] = {}
 
-    def now(self) -> int:
+    def now(self) -> Instant:
         return self._system.now() + self._ahead_ms
 
     def monotonic(self) -> float:
@@ -83,7 +85,7 @@ class VirtualClock:
             del self._sleepers[timeout]
 
     def advance(self, ms: int) -> None:
-        """Move time forward and wake whoever slept until an instant that is now past."""
+        """Move the time forward and wake every sleeper whose time has come."""
         self._ahead_ms += ms
         real = asyncio.get_running_loop().time()
         for timeout, wake_at in self._sleepers.items():

@@ -1,4 +1,4 @@
-"""The port through which an attempt leaves: one request, one ``Outcome``."""
+"""The port for deliveries: one attempt, one ``Outcome``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from duetime.model import Outcome, Target, Timer
 
 class Deliverer(Protocol):
     async def deliver(self, timer: Timer, timeout_ms: int) -> Outcome:
-        """Make exactly one attempt for a begun timer and say what came of it, within ``timeout_ms``; never raises."""
+        """Make exactly one attempt for a begun timer and return its outcome within ``timeout_ms``; never raises."""
 
     async def check(self, target: Target) -> None:
-        """Raise ``InvalidInput`` for a target that no attempt would be let out to, as far as can be told now."""
+        """Raise ``InvalidInput`` if attempts to this target would be rejected, as far as is known now."""
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close all connections."""
 
 
 Deliverers = Mapping[type[Any], Deliverer]
-"""Who delivers to which kind of target."""
+"""The deliverer for each type of target."""

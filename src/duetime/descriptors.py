@@ -1,8 +1,7 @@
-"""The limit on open files, and how a process divides it between clients, deliveries and everything else.
+"""Raises the limit on open files and divides it between clients, deliveries and everything else.
 
-A connection takes a file descriptor. Without shares, connections from clients could use up all of them, and deliveries
-would fail with "too many open files". Where the system does not allow a higher limit, the process works with the limit
-that it has.
+Each connection takes a file descriptor. Without shares, client connections could use up all of them, and deliveries
+would fail with "too many open files". If the system does not allow a higher limit, the process works with what it has.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from msgspec import Struct
 log = logging.getLogger("duetime")
 
 LIMIT_MAX = 1_048_576
-"""Where a soft limit is raised to at most; the hard limit may be infinite."""
+"""The highest value for the soft limit; the hard limit may be infinite."""
 RESERVE_PARTS = 8
-"""One part in so many is for the store, the listener, the log, DNS lookups, the broker and the other workers."""
+"""One in this many descriptors is for the store, the listener, the log, DNS lookups, the broker and other workers."""
 RESERVE_MIN = 64
 
 
 class Shares(Struct, frozen=True, kw_only=True):
     limit: int
-    connections: int  # asked for by the settings
-    deliveries: int  # asked for by the settings
+    connections: int  # as configured
+    deliveries: int  # as configured
     inbound_max: int  # connections from clients
     outbound_max: int  # connections for deliveries
 
 
 def shares(limit: int, *, connections: int, deliveries: int) -> Shares:
-    """Divide a limit. When it is too low for all that is asked, clients and deliveries each get what they asked for or
-    half of what is left after the reserve."""
+    """Divide a limit. If it is too low for both, clients and deliveries each get what is configured, or half of what is
+    left after the reserve."""
     reserve = min(max(limit // RESERVE_PARTS, RESERVE_MIN), limit // 2)
     rest = limit - reserve
     inbound_max = min(connections, max(rest // 2, rest - deliveries))
@@ -45,7 +44,7 @@ def shares(limit: int, *, connections: int, deliveries: int) -> Shares:
 
 
 def limit_for(connections: int, deliveries: int) -> int:
-    """A limit that is enough for both."""
+    """The limit that is enough for both."""
     wanted = connections + deliveries
     return wanted + max(RESERVE_MIN, (wanted - 1) // (RESERVE_PARTS - 1))
 
@@ -71,8 +70,9 @@ def report(given: Shares) -> None:
     log.info("the limit on open files is %d", given.limit)
     if given.inbound_max < given.connections or given.outbound_max < given.deliveries:
         log.warning(
-            "the limit on open files is too low: at most %d client connections (DUETIME_MAX_CONNECTIONS is %d) and "
-            "%d deliveries in flight (DUETIME_MAX_IN_FLIGHT is %d); raise it (ulimit -n) to %d or lower the settings",
+            "the limit on open files is too low: using at most %d client connections (DUETIME_MAX_CONNECTIONS is %d) "
+            "and %d attempts in flight (DUETIME_MAX_IN_FLIGHT is %d); raise it (ulimit -n) to %d or lower the "
+            "settings",
             given.inbound_max,
             given.connections,
             min(given.outbound_max, given.deliveries),

@@ -2,34 +2,38 @@
 
     DuetimeError
     ├── InvalidInput         the request breaks a rule; names the field
+    │   ├── InvalidCursor    the cursor does not belong to this list
+    │   ├── UnknownName      no field or query parameter has this name
+    │   ├── Unsupported      the configured database can't do this
     │   └── PayloadTooLarge  the request is larger than the settings allow
-    ├── TimerNotFound        there is no such timer
-    ├── TimerConflict        the id is taken by a timer with other parameters
-    │   └── TimerNotFinal    the timer can't be replayed: it has not been finished
-    ├── TimerNotPending      the timer is executing or final, so the change lost the race
-    ├── UnknownNamespace     the namespace was never made
-    ├── NamespaceConflict    the name is taken by a namespace with other settings
-    ├── TooManyNamespaces    there are as many as the settings allow
-    ├── SecretNotFound       the namespace has no such secret
-    ├── Quarantined          this program can't read the timer or the namespace that is stored
-    ├── SettingsError        a setting is missing or wrong; the start stops with this line
+    ├── TimerNotFound        the timer does not exist
+    ├── TimerConflict        a timer with this id exists with different parameters
+    │   └── TimerNotFinal    the timer can't be replayed because it is not finished
+    ├── TimerNotPending      the timer is executing or final, so it can't be changed
+    ├── UnknownNamespace     the namespace does not exist
+    ├── NamespaceConflict    a namespace with this name exists with different settings
+    ├── TooManyNamespaces    the maximum number of namespaces is reached
+    ├── SecretNotFound       the secret does not exist
+    ├── Quarantined          this version can't read the stored timer or namespace
+    ├── SettingsError        a setting is missing or wrong; the process does not start
     └── StoreError
-        ├── StoreUnavailable     nothing was written; try again later
-        ├── StoreIndeterminate   a write was sent and its fate is unknown: never retry it blindly
-        └── StoreFailed          the store must not be trusted any more; the process stops
+        ├── StoreUnavailable     the store wrote nothing; try again later
+        │   └── Contended        other requests keep changing the same timer or namespace
+        ├── StoreIndeterminate   a write was sent and its result is unknown: never retry it blindly
+        └── StoreFailed          the store can't be trusted any more; the process stops
 
-Doors translate ``Quarantined`` and ``StoreError`` into their own 5xx, and all others but ``SettingsError`` into 4xx.
+The APIs respond to ``Quarantined`` and ``StoreError`` with 5xx, and to all others except ``SettingsError`` with 4xx.
 """
 
 from __future__ import annotations
 
 
 class DuetimeError(Exception):
-    """The root: catch it to catch whatever Duetime raises on purpose."""
+    """The base class of all errors that Duetime raises on purpose."""
 
 
 class InvalidInput(DuetimeError):
-    """The request breaks a rule of the contract."""
+    """The request breaks a rule of the API."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field} {reason}" if field else reason)
@@ -37,28 +41,43 @@ class InvalidInput(DuetimeError):
         self.reason = reason
 
 
+class InvalidCursor(InvalidInput):
+    """The store did not issue this cursor for this list."""
+
+    def __init__(self) -> None:
+        super().__init__("cursor", "must be the nextCursor of a page with the same filters")
+
+
+class UnknownName(InvalidInput):
+    """The request has a field or a query parameter that the operation does not know, named as the client wrote it."""
+
+
+class Unsupported(InvalidInput):
+    """The configured database can't do what was requested; another one can."""
+
+
 class PayloadTooLarge(InvalidInput):
-    """The request is larger than the limit that the settings give."""
+    """The request is larger than the settings allow."""
 
 
 class TimerNotFound(DuetimeError):
-    def __init__(self) -> None:
-        super().__init__("timer not found")
+    def __init__(self, namespace: str, id: str) -> None:
+        super().__init__(f"timer '{id}' not found in namespace '{namespace}'")
 
 
 class TimerConflict(DuetimeError):
-    """A timer with this identity exists and was made with other parameters."""
+    """A timer with this identity exists with different parameters."""
 
 
 class TimerNotFinal(TimerConflict):
-    """Only a finished timer can be fired again."""
+    """Only a finished timer can be replayed."""
 
     def __init__(self, status: str) -> None:
-        super().__init__(f"cannot replay timer with status '{status}'")
+        super().__init__(f"cannot replay timer with status '{status}': only finished timers can be replayed")
 
 
 class TimerNotPending(DuetimeError):
-    """The timer left ``pending`` before the change was written."""
+    """The timer is not pending any more, so it can't be changed."""
 
     def __init__(self, verb: str, status: str) -> None:
         super().__init__(f"cannot {verb} timer with status '{status}'")
@@ -67,16 +86,16 @@ class TimerNotPending(DuetimeError):
 
 class UnknownNamespace(DuetimeError):
     def __init__(self, name: str) -> None:
-        super().__init__(f"namespace '{name}' does not exist")
+        super().__init__(f"namespace '{name}' does not exist; POST /api/v1/namespaces creates it")
         self.name = name
 
 
 class NamespaceConflict(DuetimeError):
-    """A namespace of this name exists and has other settings."""
+    """A namespace with this name exists with different settings."""
 
 
 class TooManyNamespaces(DuetimeError):
-    """There are as many namespaces as the settings allow."""
+    """The maximum number of namespaces is reached."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"the maximum of {most} namespaces is reached: reuse one, or raise DUETIME_MAX_NAMESPACES")
@@ -88,12 +107,12 @@ class SecretNotFound(DuetimeError):
 
 
 class Quarantined(DuetimeError):
-    """A row that this program can't read. It is kept as it is, and nothing is sent for it."""
+    """This version can't read the stored row. The row is kept unchanged, and nothing is sent for it."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"{what} is quarantined: this version of Duetime can't read what is stored. It is kept, and nothing is "
-            "sent; the log of the service has the reason"
+            f"{what} is quarantined: this version of Duetime can't read the stored data. The data is kept, and nothing "
+            "is sent; see the server's log for the reason"
         )
 
 
@@ -102,22 +121,34 @@ class SettingsError(DuetimeError):
 
 
 class StoreError(DuetimeError):
-    """The store could not do what was asked. Its text, which may name hosts, is for the log; clients get ``public``."""
+    """The store failed. The error's text may name hosts and is only for the log; clients get ``public``."""
 
-    public = "the timer store can't be used now"
+    public = "the timer store is unavailable"
 
 
 class StoreUnavailable(StoreError):
-    """Nothing was written; the same call may work later."""
+    """The store wrote nothing; the same call may work later. A bulk change may have made earlier calls."""
 
-    public = "the timer store can't be reached now: nothing was written, try again"
+    public = "the timer store is unavailable: try again"
+
+
+class Contended(StoreUnavailable):
+    """Whenever this request tried to change a timer or namespace, another one had just changed it."""
+
+    public = "other requests keep changing the same timer or namespace: try again"
+
+    def __init__(self) -> None:
+        super().__init__(self.public)
 
 
 class StoreIndeterminate(StoreError):
-    """A write was sent and nobody knows whether it was committed."""
+    """A write was sent, and it is unknown whether it was committed."""
 
-    public = "the timer store did not answer: it may or may not have been written; repeat it with the same id to know"
+    public = (
+        "the timer store did not respond: the request may or may not have taken effect; repeat it with the same id to "
+        "find out"
+    )
 
 
 class StoreFailed(StoreError):
-    """The store reported damage (a failed write or sync): nothing it says may be trusted."""
+    """The store reported damage (a failed write or sync), so its data can't be trusted."""

@@ -1,4 +1,4 @@
-"""Ids of new timers, and fingerprints that tell a repeat of a create request from a conflict."""
+"""Ids of new timers, and fingerprints that distinguish a repeated create request from a conflicting one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 
 
 def new_ids(clock: Clock) -> Iterator[str]:
-    """UUIDs that begin with the time, so that those of timers that are made together lie together in an index; the rest
-    is random. Asking the system for it costs more than all the rest: it is asked for many."""
+    """Random UUIDs with a time prefix, so that timers created together are close together in an index. Random bytes are
+    read for many ids at once, because the system call costs more than everything else here."""
     at, begins = -1, ""
     while True:
         drawn = os.urandom(10 * IDS_AT_ONCE).hex()
@@ -33,11 +33,12 @@ def new_ids(clock: Clock) -> Iterator[str]:
 
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
-_digest = blake2b(digest_size=8)  # a copy costs half of a new one
+_digest = blake2b(digest_size=8)  # copying it costs half as much as creating one
 
 
-def fingerprint_of(definition: Definition, *parts: object) -> str:
-    """A short digest of what a create request means: equal for a repeat, however it is spelled."""
+def fingerprint_of(definition: Definition, *parts: object, delay_ms: int | None = None) -> str:
+    """A short digest of a create request's meaning: equal for a repeat, even if its JSON is formatted differently. A
+    request with a delay gives that in place of its time, because a repeat has another time."""
     meant = (
         definition.target,
         _meant(definition.payload),
@@ -48,15 +49,21 @@ def fingerprint_of(definition: Definition, *parts: object) -> str:
     )
     digest = _digest.copy()
     digest.update(_encode(meant))
-    return digest.hexdigest()
+    return digest.hexdigest() if delay_ms is None else f"{digest.hexdigest()}+{delay_ms}"
+
+
+def is_repeat(fingerprint: str, first: str) -> bool:
+    """Whether a request with this fingerprint repeats the one with the fingerprint ``first``. Older versions stored no
+    delay."""
+    return fingerprint == first or fingerprint.partition("+")[0] == first
 
 
 def _meant(value: Raw) -> tuple[object, ...]:
-    """A JSON value without its spelling; nothing at all for one that was not given, which is not the same as null."""
+    """A JSON value without its formatting; an empty tuple if it is absent, which differs from null."""
     return (msgspec.json.decode(value),) if value else ()
 
 
 def id_of_key(key: str) -> str:
-    """The id that an idempotency key stands for: a UUID of the shape of any other, the same for the same key."""
+    """The id for an idempotency key: a UUID that is always the same for the same key."""
     digest = blake2b(key.encode(), digest_size=16, person=b"duetime-idem").digest()
     return str(uuid.UUID(bytes=digest, version=4))

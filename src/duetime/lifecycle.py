@@ -1,15 +1,15 @@
-"""Every arrow of the state machine, each as a pure function from a timer to the timer after it.
+"""The state machine of a timer: one pure function for each transition, from the timer before to the timer after.
 
     pending → executing          begin
     executing → completed        settle
-    executing → failed           settle, when the policy is exhausted; give_up, when outcomes keep getting lost
-    executing → pending          settle, for a retry or a reschedule; defer, when no attempt was made after all
+    executing → failed           settle, when no retries are left; give_up, when outcomes keep getting lost
+    executing → pending          settle, for a retry or a reschedule; defer, when nothing was sent
     pending → canceled           cancel
-    pending → pending            amend; command, when a broker's command is about a timer that is there
-    pending or final → pending   renew, when a new timer takes the place of an old one
+    pending → pending            amend; command, when a broker's command is for an existing timer
+    pending or final → pending   renew, when a new timer replaces an existing one
     final → pending              replay
 
-Stores write what these return, conditionally on the revision that they started from.
+Stores write the result on condition that the row still has the revision that it is based on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import msgspec
 
 from duetime.errors import InvalidInput, TimerNotFinal, TimerNotPending
+from duetime.instants import Instant
 from duetime.model import (
     ANSWER_CHARS_KEPT_MAX,
     ATTEMPTS_KEPT_MAX,
@@ -33,27 +34,32 @@ from duetime.retry import Uniform, retry_at
 from duetime.timetext import parse_time
 
 LOST_MAX = 3
-"""Attempts in a row whose outcome was never recorded, after which a timer is failed instead of fired again."""
+"""After this many attempts in a row without a recorded outcome, the timer fails instead of being fired again."""
 
 ATTEMPT_GRACE_MS = 5_000
-"""What an attempt may take beyond its own timeout: waiting for a free connection before, recording after."""
+"""How much longer than its timeout an attempt may take: to wait for a free connection, and to record the outcome."""
 
 ERROR_LENGTH_MAX = 500
+BODY_CHARS_SHOWN_MAX = 40  # in an error
 
 RESCHEDULE_MS_MIN = 1_000
-"""How soon an answer can have its timer fire again: one that always names the past must not make a hot loop."""
+"""The shortest delay of a reschedule: a receiver that always names a past time must not cause a hot loop."""
+
+
+_EXPECTED = 'expected 200 with {"ok": true} or any 2xx with an empty body; responseProtocol "status" accepts any 2xx'
 
 
 class _Answer(msgspec.Struct):
     ok: bool
+    retry: bool = True
     next_execute_at: str | None = msgspec.field(default=None, name="nextExecuteAt")
 
 
 _answer_decoder = msgspec.json.Decoder(_Answer)
 
 
-def begin(timer: Timer, *, now: int, version: int) -> Timer:
-    """Count an attempt before a byte leaves. One that finds the timer executing follows an attempt that was lost."""
+def begin(timer: Timer, *, now: Instant, version: int) -> Timer:
+    """Count an attempt before anything is sent. If the timer is already executing, the previous attempt was lost."""
     return replace(
         timer,
         status=Status.EXECUTING,
@@ -66,11 +72,11 @@ def begin(timer: Timer, *, now: int, version: int) -> Timer:
     )
 
 
-def settle(timer: Timer, outcome: Outcome, *, sent_at: int, now: int, uniform: Uniform) -> Timer:
-    """What the outcome of an attempt that was sent at ``sent_at`` makes of the timer."""
-    error, next_execute_at = _read(timer.definition.protocol, outcome)
-    error = None if error is None else error[:ERROR_LENGTH_MAX].replace("\0", "\ufffd")  # not every store holds a NUL
-    attempts = (*timer.attempts, _kept(timer, outcome, error, sent_at, now))[-ATTEMPTS_KEPT_MAX:]
+def settle(timer: Timer, outcome: Outcome, *, sent_at: Instant, now: Instant, uniform: Uniform) -> Timer:
+    """The timer after the outcome of an attempt that was sent at ``sent_at``."""
+    error, next_execute_at, final = _read(timer.definition.protocol, outcome)
+    error = None if error is None else error[:ERROR_LENGTH_MAX].replace("\0", "\ufffd")  # not every store accepts a NUL
+    attempts = (*timer.attempts, _kept(timer, outcome, error, sent_at=sent_at, now=now))[-ATTEMPTS_KEPT_MAX:]
     if next_execute_at is not None:
         next_execute_at = max(next_execute_at, now + RESCHEDULE_MS_MIN)
         return _pending(
@@ -93,7 +99,7 @@ def settle(timer: Timer, outcome: Outcome, *, sent_at: int, now: int, uniform: U
         retry_after_ms=outcome.retry_after_ms,
         uniform=uniform,
     )
-    if fire_at is None or outcome.final:
+    if fire_at is None or final or outcome.final or outcome.status in timer.definition.retry.give_up_on:
         return _final(timer, Status.FAILED, now, error, timer.attempt, failures, attempts)
     return _pending(
         timer,
@@ -107,17 +113,17 @@ def settle(timer: Timer, outcome: Outcome, *, sent_at: int, now: int, uniform: U
     )
 
 
-def give_up(timer: Timer, *, now: int) -> Timer:
-    """Fail a timer whose attempts keep vanishing: something about it may be what takes instances down."""
+def give_up(timer: Timer, *, now: Instant) -> Timer:
+    """Fail a timer whose outcomes keep getting lost: the timer itself may be crashing the instances."""
     error = f"the outcomes of {timer.lost} attempts in a row were never recorded"
     return _final(timer, Status.FAILED, now, error, timer.attempt - 1, timer.failures, timer.attempts)
 
 
-def defer(timer: Timer, *, fire_at: int, now: int, away: bool = False) -> Timer:
-    """Put a begun timer back unspent, because nothing was sent. After a first attempt it is as if never begun.
+def defer(timer: Timer, *, fire_at: Instant, now: Instant, away: bool = False) -> Timer:
+    """Make a begun timer pending again without counting the attempt, because nothing was sent.
 
-    The retry window moves along with ``fire_at``. When the carrier is ``away`` as a whole, the attempts that were lost
-    before are no sign against the timer.
+    The retry window moves along with ``fire_at``. If the whole broker is ``away``, earlier lost attempts don't count
+    against the timer.
     """
     started_at = timer.started_at
     if started_at is not None:
@@ -127,9 +133,14 @@ def defer(timer: Timer, *, fire_at: int, now: int, away: bool = False) -> Timer:
 
 
 def amend(
-    timer: Timer, *, now: int, execute_at: int | None = None, definition: Definition | None = None, **changes: object
+    timer: Timer,
+    *,
+    now: Instant,
+    execute_at: Instant | None = None,
+    definition: Definition | None = None,
+    **changes: object,
 ) -> Timer:
-    """The client's change of a pending timer: it starts a new firing, with all its attempts ahead of it."""
+    """A client's change of a pending timer: it starts a new firing, whose attempts count from zero."""
     if timer.status is not Status.PENDING:
         raise TimerNotPending("update", timer.status)
     at = timer.execute_at if execute_at is None else execute_at
@@ -144,15 +155,15 @@ def amend(
     )
 
 
-def command(timer: Timer, *, execute_at: int, stamp: str, now: int) -> Timer:
-    """A broker's command about a timer that is there moves it until it is first fired, unless a later command has been
-    here: one whose taker died is given out again, and may come behind others."""
+def command(timer: Timer, *, execute_at: Instant, stamp: str, now: Instant) -> Timer:
+    """A broker's command moves an existing timer that was never fired, unless a later command already did: a command
+    can be redelivered after later ones."""
     before = timer.fingerprint
     if timer.status is not Status.PENDING or timer.attempt:
         return timer
     if _is_stamp(before) and not is_later(stamp, before):
         return timer
-    # What another door made keeps the fingerprint of that request, by which a repeat of it is known.
+    # A timer that another API created keeps the fingerprint of its request, which identifies a repeat.
     after = stamp if _is_stamp(before) or not before else before
     if execute_at != timer.execute_at:
         return amend(timer, now=now, execute_at=execute_at, fingerprint=after)
@@ -160,7 +171,7 @@ def command(timer: Timer, *, execute_at: int, stamp: str, now: int) -> Timer:
 
 
 def stamp_of(number: int, taken_at_ns: int) -> str:
-    """What a timer keeps of a command, as its fingerprint: its number in the stream, and when the stream took it."""
+    """The fingerprint of a timer that a command created: the command's number in its stream, and when it was stored."""
     return f"{number}@{taken_at_ns}"
 
 
@@ -169,34 +180,34 @@ def _is_stamp(fingerprint: str) -> bool:
 
 
 def is_later(stamp: str, than: str) -> bool:
-    """Whether a command is a later one: by its number, or by its time where the numbers of a new stream begin anew. In
-    doubt, as when a clock was put back, it is: one that is taken twice does less harm than one that is left out."""
+    """Whether a command is later: by number, or by time, because a new stream restarts the numbers. If they disagree,
+    as after a clock was set back, it counts as later: applying it twice does less harm than dropping it."""
     return any(int(one) > int(other) for one, other in zip(stamp.split("@"), than.split("@"), strict=True))
 
 
 def renew(before: Timer, new: Timer) -> Timer:
-    """A new timer in the place of one that is not executing: the same identity, everything else its own."""
+    """The new timer, as the replacement of one with the same identity that is not executing."""
     if before.status is Status.EXECUTING:
         raise TimerNotPending("replace", before.status)
     revision = before.revision + 1
     return msgspec.structs.replace(new, revision=revision, firing=revision, created_at=before.created_at)
 
 
-def replay(timer: Timer, *, now: int) -> Timer:
-    """Fire a finished timer once more, now: a new firing of the same promise."""
+def replay(timer: Timer, *, now: Instant) -> Timer:
+    """Fire a finished timer again, now, as a new firing."""
     if not timer.status.final:
         raise TimerNotFinal(timer.status)
     return _pending(timer, now, fire_at=now, executed_at=None, **_new_firing(timer))
 
 
-def cancel(timer: Timer, *, now: int) -> Timer:
+def cancel(timer: Timer, *, now: Instant) -> Timer:
     if timer.status is not Status.PENDING:
         raise TimerNotPending("cancel", timer.status)
     return replace(timer, status=Status.CANCELED, updated_at=now)
 
 
 def _new_firing(timer: Timer) -> dict[str, object]:
-    """What starts anew with a firing: its delivery id, and all its attempts are ahead of it."""
+    """The fields that a new firing resets: the root of its delivery id, and all counts of attempts."""
     return {
         "firing": timer.revision + 1,
         "attempt": 0,
@@ -207,28 +218,28 @@ def _new_firing(timer: Timer) -> dict[str, object]:
     }
 
 
-def _window_start(timer: Timer, sent_at: int) -> int:
-    """When the retry window of a failed attempt opened: with the first attempt that failed, and as much later as the
-    attempts after it were sent late. So what holds an attempt back, here or in the store, spends none of it."""
+def _window_start(timer: Timer, sent_at: Instant) -> Instant:
+    """When the retry window opened: when the first failed attempt was sent, plus the delays of the attempts after it.
+    So time for which an attempt was held back does not count."""
     if not timer.failures or timer.started_at is None:
         return sent_at
     return timer.started_at + max(0, sent_at - timer.fire_at)
 
 
-def _pending(timer: Timer, now: int, **changes: object) -> Timer:
+def _pending(timer: Timer, now: Instant, **changes: object) -> Timer:
     return replace(timer, status=Status.PENDING, deadline_at=None, version=0, updated_at=now, **changes)
 
 
 def _final(
     timer: Timer,
     status: Status,
-    now: int,
+    now: Instant,
     error: str | None,
     attempt: int,
     failures: int,
     attempts: tuple[Attempt, ...],
 ) -> Timer:
-    return msgspec.structs.replace(  # as ``replace`` does; spelled out, because what is passed on in a dict costs twice
+    return msgspec.structs.replace(  # the same as ``replace``, inlined: passing keywords on costs twice as much
         timer,
         revision=timer.revision + 1,
         status=status,
@@ -243,8 +254,8 @@ def _final(
     )
 
 
-def _kept(timer: Timer, outcome: Outcome, error: str | None, sent_at: int, now: int) -> Attempt:
-    """What is kept of an attempt: enough to see why it went as it did."""
+def _kept(timer: Timer, outcome: Outcome, error: str | None, *, sent_at: Instant, now: Instant) -> Attempt:
+    """The record of an attempt for its timer's history."""
     answer = outcome.body[: 4 * ANSWER_CHARS_KEPT_MAX].decode("utf-8", "replace").replace("\0", "\ufffd")
     return Attempt(
         timer.attempt,
@@ -258,22 +269,30 @@ def _kept(timer: Timer, outcome: Outcome, error: str | None, sent_at: int, now: 
     )
 
 
-def _read(protocol: ResponseProtocol, outcome: Outcome) -> tuple[str | None, int | None]:
-    """The error of an outcome, or the instant that a rescheduling answer names; neither means success."""
+def _read(protocol: ResponseProtocol, outcome: Outcome) -> tuple[str | None, Instant | None, bool]:
+    """The error, the time to reschedule to, and whether the receiver rejects retries. No error and no time: success."""
     if outcome.kind is not OutcomeKind.ANSWERED:
-        return outcome.error or str(outcome.kind), None
-    if outcome.status is None:
-        return None, None  # A broker has no more to say than that it has the message.
-    if protocol is ResponseProtocol.STATUS:
-        return (None if 200 <= outcome.status < 300 else outcome.error or f"HTTP {outcome.status}"), None
-    if outcome.status != 200:
-        return outcome.error or f"HTTP {outcome.status}", None
+        return outcome.error or str(outcome.kind), None, False
+    status = outcome.status
+    if status is None or (200 <= status < 300 and (protocol is ResponseProtocol.STATUS or not outcome.body)):
+        return None, None, False  # A broker reports no status: it only acks the message.
+    if not 200 <= status < 300:
+        return outcome.error or f"HTTP {status}", None, False
+    if status != 200:
+        return f"HTTP {status} with a body: {_EXPECTED}", None, False
     try:
         answer = _answer_decoder.decode(outcome.body)
         if answer.ok:
-            return None, None
+            return None, None, False
         if answer.next_execute_at is not None:
-            return None, parse_time(answer.next_execute_at, "nextExecuteAt")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
-        return f'the answer is not {{"ok": …}}: {error}', None
-    return 'the receiver answered {"ok": false}', None
+            return None, parse_time(answer.next_execute_at, "nextExecuteAt"), False
+    except (msgspec.ValidationError, InvalidInput, RecursionError) as error:
+        advice = "" if "nextExecuteAt" in str(error) else f"; {_EXPECTED}"
+        return f"response body not understood: {error}{advice}", None, False
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = outcome.body[: 4 * BODY_CHARS_SHOWN_MAX].decode("utf-8", "replace")
+        shown = text if len(text) <= BODY_CHARS_SHOWN_MAX else text[: BODY_CHARS_SHOWN_MAX - 1] + "…"
+        return f'the response body "{shown}" is not JSON; {_EXPECTED}', None, False
+    if answer.retry:
+        return 'the receiver responded {"ok": false}', None, False
+    return 'the receiver responded {"ok": false, "retry": false}', None, True

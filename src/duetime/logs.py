@@ -1,6 +1,6 @@
-"""How log lines are written: one line for a message, whatever a client put into it.
+"""Log formatting: each message is one line, even if it contains text from clients.
 
-A line break in a client's text would forge a line, and an escape sequence would act on the terminal that shows it.
+Otherwise a client could forge a log line with a line break, or control the reader's terminal with escape sequences.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import TracebackType
 
 
 class OneLine(logging.Formatter):
-    """Shows characters that can't be printed as escapes; a traceback keeps its line breaks."""
+    """Escapes unprintable characters; tracebacks keep their line breaks."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = _printable(record.message)
@@ -31,7 +31,7 @@ def _printable(text: str) -> str:
 
 
 def configure(level: str, prefix: str) -> None:
-    """Log to standard error from this level on, each message behind the prefix."""
+    """Log to standard error from this level on, with the prefix before each message."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLine(f"%(asctime)s %(levelname)-7s {prefix}%(message)s"))
     logging.basicConfig(level=level, handlers=[handler])

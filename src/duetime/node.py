@@ -1,4 +1,4 @@
-"""The composition root: builds every part from the settings, runs them, and takes them down in order."""
+"""The composition root: builds all parts from the settings, runs them, and stops them in order."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from duetime import __version__, descriptors
+from duetime import descriptors
 from duetime.activity import Activity
 from duetime.brokers.nats import Names, NatsBroker
 from duetime.clock import Clock, SystemClock, VirtualClock
+from duetime.databases import database_of
 from duetime.deliverer import Deliverer
 from duetime.deliverers.broker import BrokerDeliverer
 from duetime.deliverers.egress import Egress
 from duetime.deliverers.http import HttpDeliverer
-from duetime.doors.admission import Admission
 from duetime.doors.broker import BrokerDoor
+from duetime.doors.connection_limits import ConnectionLimits
 from duetime.doors.durable import DurableDoor
+from duetime.doors.event_stream import Pulses, PulsesDoor
 from duetime.doors.http import Application, Door, Keys
+from duetime.doors.openapi import document
+from duetime.doors.openapi_texts import ABOUT, DURABLE, PLATFORM
 from duetime.doors.operations import OperationsDoor
 from duetime.doors.origins import OriginGuard
 from duetime.doors.overview import Overview
 from duetime.doors.platform import PlatformDoor
-from duetime.doors.pulses import Pulses, PulsesDoor
 from duetime.doors.reference import ReferenceDoor
 from duetime.doors.server import Server, bind
 from duetime.doors.sessions import CookieSessions, SessionDoor
@@ -38,36 +41,38 @@ from duetime.doors.wrong_keys import WrongKeys
 from duetime.engine.engine import Engine, EngineOptions
 from duetime.errors import SettingsError
 from duetime.model import FOREVER_MS, HttpTarget, NatsTarget
+from duetime.namespaces import Namespaces
 from duetime.service import Service
 from duetime.settings import Settings
 from duetime.settings.keyfile import ensure_api_key
-from duetime.siblings import Siblings
 from duetime.store import About, Hint, Store
 from duetime.stores.memory import MemoryStore
-from duetime.stores.postgres import PostgresStore
-from duetime.stores.sqlite import SqliteStore
+from duetime.stores.sqlite.store import SqliteStore
 from duetime.telemetry import Telemetry
-from duetime.workers import Place, Workers
+from duetime.version import __version__
+from duetime.worker_metrics import WorkerMetrics
+from duetime.workers import WorkerContext, Workers
 
 log = logging.getLogger("duetime")
 
 GARBAGE = (20_000, 20, 20)
-"""How many objects are made before the collector looks for circles among them. Timers make none, and looking as often
-as by default cost a tenth of a delivery."""
+"""GC thresholds: the number of new objects before reference cycles are collected. Timers create no cycles, and with the
+default thresholds, GC took a tenth of the time of a delivery."""
 SWITCH_SECONDS = 0.0005
-"""How long a thread may keep the interpreter from another. The default of 5 ms, paid at every step of a commit, would
-be most of a timer's lateness under load."""
+"""The interpreter's thread switch interval. A commit waits for it several times, so the default of 5 ms would cause
+most of a timer's lateness under load."""
 
 
 def build_store(settings: Settings, clock: Clock, *, virtual: bool) -> Store:
-    if settings.on_server:
-        return PostgresStore(
+    if (database := database_of(settings.database_url)) is not None:
+        store: Store = database.load()(
             settings.database_url,
             shards=settings.shards,
             retention_ms=_retention_ms(settings),
             takeover_now=settings.takeover == "now",
             virtual_clock=clock if virtual else None,
         )
+        return store
     path = settings.database_path
     if path is None:
         return MemoryStore(clock, shards=settings.shards)
@@ -99,8 +104,7 @@ def build_egress(settings: Settings, clock: Clock) -> Egress:
     return Egress(
         clock,
         allow_all=allowed is True,
-        # No key was set: this is a developer's own machine, whose callbacks go to that machine.
-        allow_loopback=allowed is None and settings.api_key is None,
+        allow_loopback=settings.loopback_targets,
         allow=allowed if isinstance(allowed, tuple) else (),
     )
 
@@ -108,9 +112,9 @@ def build_egress(settings: Settings, clock: Clock) -> Egress:
 class Node:
     """One running instance."""
 
-    def __init__(self, settings: Settings, *, virtual_clock: bool = False, place: Place | None = None) -> None:
+    def __init__(self, settings: Settings, *, virtual_clock: bool = False, worker: WorkerContext | None = None) -> None:
         self.settings = settings
-        self._place = place
+        self._worker = worker
         self.virtual_clock = virtual = VirtualClock() if virtual_clock else None
         clock: Clock = virtual or SystemClock()
         self.key_path: Path | None = None
@@ -122,12 +126,14 @@ class Node:
         self.descriptors = descriptors.shares(
             descriptors.raise_limit(), connections=settings.max_connections, deliveries=settings.max_in_flight
         )
-        self._siblings = Siblings(place.siblings, place.name, self.telemetry.own_page) if place else None
+        self._worker_metrics = (
+            WorkerMetrics(worker.metrics_directory, worker.name, self.telemetry.own_page) if worker else None
+        )
         self.store = build_store(settings, clock, virtual=virtual_clock)
         self.deliverer = HttpDeliverer(
             egress=build_egress(settings, clock),
             clock=clock,
-            keys_of=lambda namespace: self.service.signing_keys(namespace),
+            keys_of=lambda namespace: self.namespaces.signing_keys(namespace),
             version=__version__,
         )
         self.broker = build_broker(settings)
@@ -153,20 +159,20 @@ class Node:
                 retention_ms=_retention_ms(settings),
             ),
             about=About(name=f"{socket.gethostname()}:{os.getpid()}", version=__version__, started_at=clock.now()),
-            weight=lambda namespace: self.service.weight(namespace),
+            weight=lambda namespace: self.namespaces.weight(namespace),
         )
-        self.service = Service(
+        self.namespaces = Namespaces(
             self.store,
-            deliverers,
             self.engine.clock,
             self.engine.nudge,
-            auto_namespaces=settings.auto_namespaces,
-            namespaces_max=settings.max_namespaces,
+            auto=settings.auto_namespaces,
+            number_max=settings.max_namespaces,
         )
+        self.service = Service(self.store, self.namespaces, deliverers, self.engine.clock, self.engine.nudge)
         self.store.on_hint(self._heard)
-        # Browsers and attackers go by the machine's clock, and not by a virtual one.
+        # Sessions and wrong keys use the machine's clock, never a virtual one.
         machine = SystemClock()
-        sessions = None if api_key is None else CookieSessions(api_key, machine, self.service)
+        sessions = None if api_key is None else CookieSessions(api_key, machine, self.store)
         keys = Keys(api_key, sessions, WrongKeys(machine, self.telemetry))
         platform = PlatformDoor(self.service, keys, self.telemetry, request_bytes_max=settings.max_request_bytes)
         self._activity = Activity(
@@ -175,6 +181,7 @@ class Node:
         self._pulses = Pulses(self.service, self._activity)
         durable = DurableDoor(
             self.service,
+            self.namespaces,
             keys,
             self.telemetry,
             Overview(self.service, self._activity, shards=settings.shards),
@@ -188,7 +195,7 @@ class Node:
             keys,
             keys if settings.metrics_auth == "key" else Keys(None),
             self.telemetry,
-            self._siblings,
+            self._worker_metrics,
             ready=lambda: self._ready,
             watchdog=self.engine.watchdog,
             refusal=platform.refusal,
@@ -202,9 +209,15 @@ class Node:
             dead_letters=settings.broker_dead_letters,
             bytes_max=settings.max_request_bytes,
         )
-        reference = ReferenceDoor(durable.operations(), version=__version__, refusal=durable.refusal)
+        apis = [
+            (DURABLE, durable.operations()),
+            (PLATFORM, [*platform.operations(), *operations.operations()]),
+        ]
+        reference = ReferenceDoor(document(ABOUT, apis, version=__version__), refusal=durable.refusal)
         pulses = PulsesDoor(self._pulses, keys, refusal=durable.refusal)
-        session = SessionDoor(keys, sessions, secure=settings.cookie_secure, refusal=durable.refusal)
+        session = SessionDoor(
+            keys, sessions, self.store.abilities, secure=settings.cookie_secure, refusal=durable.refusal
+        )
         web = WebDoor(refusal=durable.refusal)
         doors: list[Door] = [platform, durable, operations, reference, pulses, session, web]
         self._server = Server(
@@ -214,7 +227,7 @@ class Node:
                 under={"/api/": durable},
                 guard=None if keys.needed else OriginGuard(settings.host, settings.allowed_hosts),
             ),
-            Admission(self.descriptors.inbound_max, self.telemetry, key_needed=keys.needed),
+            ConnectionLimits(self.descriptors.inbound_max, self.telemetry, key_needed=keys.needed),
             bodies_bytes_max=settings.bodies_bytes_max,
         )
         self._ready = False
@@ -224,34 +237,37 @@ class Node:
 
     def _heard(self, hint: Hint) -> None:
         self.engine.heard(hint)
-        self.service.heard(hint)
+        self.namespaces.heard(hint)
 
     def stop(self) -> None:
-        """Drain and end ``run``."""
+        """Make ``run`` drain and return."""
         self._stop.set()
 
     async def run(self) -> None:
         """Serve until ``stop`` is called or the store fails."""
         prepare_interpreter()
-        listener = self._place.listener if self._place else bind(self.settings.host, self.settings.port)
+        listener = self._worker.listener if self._worker else bind(self.settings.host, self.settings.port)
         self.port = listener.getsockname()[1]
+        opened = False
         try:
-            await self.store.open()
-        except BaseException:
-            listener.close()
-            raise
+            opened = await self._open_store()
+        finally:
+            if not opened:
+                listener.close()
+        if not opened:
+            return
         try:
-            await self.service.start()
+            await self.namespaces.start()
             async with asyncio.TaskGroup() as tasks:
                 serving = tasks.create_task(self._server.serve(listener))
                 engine = tasks.create_task(self.engine.run())
                 loops = (
                     *(self._watch_store(), self.engine.watchdog.run()),
-                    *(self.service.run(), self._activity.run(), self._pulses.run()),
+                    *(self.namespaces.run(), self._activity.run(), self._pulses.run()),
                 )
                 others = [tasks.create_task(loop) for loop in loops]
-                if self._siblings is not None:
-                    others.append(tasks.create_task(self._siblings.run()))
+                if self._worker_metrics is not None:
+                    others.append(tasks.create_task(self._worker_metrics.run()))
                 if self.broker is not None:
                     others.append(tasks.create_task(self.broker.run()))
                 taking = tasks.create_task(self._broker_door.run()) if self._broker_door else None
@@ -276,22 +292,36 @@ class Node:
                 await self.broker.close()
             await self.store.close()
 
+    async def _open_store(self) -> bool:
+        """Open the store, which may wait for its database. Returns False if ``stop`` was called meanwhile."""
+        opening = asyncio.create_task(self.store.open())
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            opening.cancel()  # without effect if it is done
+            await asyncio.wait((opening, stopping))
+        if not opening.cancelled():
+            opening.result()
+        return not opening.cancelled()
+
     async def _watch_store(self) -> None:
         raise await self.store.failure()
 
 
 def prepare_interpreter() -> None:
-    """For one event loop beside a writing thread, with many objects that come and go and make no circles."""
+    """Tune the interpreter for one event loop beside a writer thread, with many short-lived objects without cycles."""
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()
     gc.set_threshold(*GARBAGE)
 
 
-async def serve(settings: Settings, *, virtual_clock: bool = False, place: Place | None = None) -> None:
-    """Run one node in the foreground until a signal ends it; or, as a worker, until standard input ends, too."""
-    node = Node(settings, virtual_clock=virtual_clock, place=place)
+async def serve(settings: Settings, *, virtual_clock: bool = False, worker: WorkerContext | None = None) -> None:
+    """Run one node in the foreground until a signal stops it; a worker also stops when its standard input is closed."""
+    node = Node(settings, virtual_clock=virtual_clock, worker=worker)
     loop = asyncio.get_running_loop()
-    if place is not None:
+    if worker is not None:
         loop.add_reader(sys.stdin.fileno(), _on_end_of_input, node)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, node, number)
@@ -304,20 +334,20 @@ async def serve(settings: Settings, *, virtual_clock: bool = False, place: Place
 
 
 def _on_signal(node: Node, number: int) -> None:
-    log.info("%s: finishing what is in flight, then stopping", signal.Signals(number).name)
+    log.info("%s: finishing attempts in flight, then stopping", signal.Signals(number).name)
     node.stop()
 
 
 def _on_end_of_input(node: Node) -> None:
     asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-    log.error("the process that started this one is gone: finishing what is in flight, then stopping")
+    log.error("the parent process is gone: finishing attempts in flight, then stopping")
     node.stop()
 
 
 async def serve_many(settings: Settings) -> int:
-    """Run ``DUETIME_WORKERS`` processes on one port in the foreground until a signal ends them; their exit code."""
+    """Run ``DUETIME_WORKERS`` processes on one port in the foreground until a signal stops them; the exit code."""
     if settings.auth == "key":
-        ensure_api_key(settings, Path.cwd())  # before the workers, who would all make one
+        ensure_api_key(settings, Path.cwd())  # before the workers start, or each would generate one
     listener = bind(settings.host, settings.port)
     listener.set_inheritable(True)
     log.info("%d workers share port %d", settings.workers, listener.getsockname()[1])
@@ -325,25 +355,30 @@ async def serve_many(settings: Settings) -> int:
         directory = tempfile.TemporaryDirectory(prefix="duetime-")
     except OSError as error:
         raise SettingsError(
-            f"DUETIME_WORKERS: need a directory for their sockets, which TMPDIR may name: {error}"
+            f"DUETIME_WORKERS: could not create a temporary directory for the workers' sockets (set TMPDIR): {error}"
         ) from error
-    with directory as siblings:
-        return await Workers(settings.workers, listener, Path(siblings)).run()
+    with directory as metrics_directory:
+        return await Workers(settings.workers, listener, Path(metrics_directory)).run()
 
 
 async def _announce(node: Node) -> None:
     await node.started.wait()
     settings = node.settings
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    shown = "localhost" if host in ("127.0.0.1", "0.0.0.0") else host
+    shown = "localhost" if host == "127.0.0.1" else host
     log.info("Duetime %s is listening on http://%s:%d", __version__, shown, node.port)
-    log.info("timers are kept in %s", settings.database_shown)
+    log.info("timers are stored in %s", settings.database_shown)
     descriptors.report(node.descriptors)
     if settings.auth != "key":
         log.warning("DUETIME_AUTH=none: anyone who can reach this port can use it")
     elif node.key_path is not None:
         log.info("the API key is in %s", node.key_path)
-    if settings.allow_private_targets is None and settings.api_key is None:
-        log.info("no API_KEY is set, so this is a developer's machine: callbacks may go to loopback addresses")
+    if settings.loopback_targets:
+        log.info("API_KEY is not set, so callbacks may go to loopback addresses (for development)")
     if node.virtual_clock:
-        log.warning('--virtual-clock: POST /clock {"advance": "3d"} moves time; for development only')
+        log.warning('--virtual-clock: POST /clock {"advance": "3d"} moves the time forward; for development only')
+        if settings.on_server or settings.database_path:
+            log.warning(
+                "the timers in %s fire by the virtual clock, too; DATABASE_URL=memory: leaves them alone",
+                settings.database_shown,
+            )

@@ -1,28 +1,33 @@
-"""When a failed attempt is tried again: exponential backoff, capped, jittered, within a count and a window, and never a
-hot loop."""
+"""Decides when to retry a failed attempt: exponential backoff with a cap and jitter, limited by count and duration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from duetime.instants import FireAt, Instant
 from duetime.model import SECOND_MS, RetryPolicy
 
 QUICK_RETRIES_MAX = 4
 LATER_MS_MIN = SECOND_MS
-"""How long every retry after the quick ones waits at least, whatever the policy says and chance draws."""
+"""The shortest wait before every retry after the quick ones, whatever the policy and the jitter say."""
 
 Uniform = Callable[[float, float], float]
-"""Draws a number between two bounds; injected, so that a test knows what comes."""
+"""Draws a random number between two bounds; injected, so that tests are deterministic."""
 
 
 def retry_at(
-    policy: RetryPolicy, *, failures: int, started_at: int, now: int, retry_after_ms: int | None, uniform: Uniform
-) -> int | None:
-    """The instant of the next attempt after the ``failures``-th failed one, or None when the policy is exhausted.
+    policy: RetryPolicy,
+    *,
+    failures: int,
+    started_at: Instant,
+    now: Instant,
+    retry_after_ms: int | None,
+    uniform: Uniform,
+) -> FireAt | None:
+    """When to make the next attempt after the ``failures``-th failed one; None if no retries are left.
 
-    ``started_at`` is when the retry window opened: with the first attempt, not with ``execute_at``, and later by what
-    held attempts back. Time that the service was down is not held against the timer. A ``Retry-After`` can only put the
-    attempt off, and never beyond ``max_interval_ms``.
+    The retry window opens at ``started_at``: when the first attempt was sent, plus the time for which attempts were
+    held back. ``Retry-After`` can only postpone the attempt, by at most ``max_interval_ms``.
     """
     if failures > policy.max_retries:
         return None
@@ -37,5 +42,5 @@ def retry_at(
         delay_ms = max(delay_ms, min(retry_after_ms, policy.max_interval_ms))
     if failures > QUICK_RETRIES_MAX:
         delay_ms = max(delay_ms, LATER_MS_MIN)
-    at = now + round(delay_ms)
+    at = FireAt(now + round(delay_ms))
     return at if at <= started_at + policy.max_duration_ms else None

@@ -1,4 +1,4 @@
-"""Which shard a timer lives in and which instance should own a shard. Pure arithmetic, the same on every machine."""
+"""Maps timers to shards and shards to instances. Pure functions with the same result on every machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _namespace_hash(namespace: str) -> int:
 
 
 def shard_of(namespace: str, id: str, *, namespace_shards: int, shards: int) -> int:
-    """The shard of a timer: a namespace starts at a place of its own and spreads over as many shards as it has."""
+    """The shard of a timer. A namespace uses ``namespace_shards`` consecutive shards from its own start."""
     hashed = _HASH.copy()
     hashed.update(id.encode())
     return (_namespace_hash(namespace) + int.from_bytes(hashed.digest(), "big") % namespace_shards) % shards
@@ -30,8 +30,8 @@ def shard_of(namespace: str, id: str, *, namespace_shards: int, shards: int) -> 
 def assigned(owner_id: bytes, instances: Collection[bytes], shards: Iterable[int]) -> set[int]:
     """The shards that rendezvous hashing gives to ``owner_id`` among the live ``instances``.
 
-    Each shard goes to the instance with the highest score for it, so an instance that comes or goes moves only the
-    shards that it gains or leaves.
+    Each shard goes to the instance with the highest score for it. So when an instance joins or leaves, only the shards
+    that it gains or loses move.
     """
 
     def score(instance: bytes, shard: int) -> tuple[int, bytes]:

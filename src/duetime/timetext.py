@@ -1,8 +1,7 @@
-"""Times and durations as text: what a client may write, and the one way each is printed.
+"""Parses and formats times and durations.
 
-Owns the rule of the contract that an instant carries an offset and has millisecond precision, and that a duration is
-whole numbers with units. Every text that breaks it raises ``InvalidInput`` with the field's name, and nothing else
-is ever raised for a text.
+Owns the contract's rules that a time has an offset and millisecond precision, and that a duration consists of whole
+numbers with units. Any invalid text raises ``InvalidInput`` with the field's name, and no other error.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 from duetime.errors import InvalidInput
+from duetime.instants import Instant
 from duetime.model import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
-TIME_MS_MAX = 253_402_300_799_999
-"""9999-12-31T23:59:59.999Z, the last instant that four digits of year can print."""
+TIME_MS_MAX = Instant(253_402_300_799_999)
+"""9999-12-31T23:59:59.999Z, the last instant of a four-digit year."""
 
 DURATION_MS_MAX = 36_525 * DAY_MS
 """100 years."""
@@ -23,31 +23,31 @@ DURATION_MS_MAX = 36_525 * DAY_MS
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_NAIVE = datetime(1970, 1, 1)
 
-# The ranges are spelled out because datetime.fromisoformat takes more than the contract does (week dates, a missing
-# minute, and from Python 3.13 on the hour 24). The group holds what it would drop without a word: digits seven to nine.
+# The ranges are explicit because datetime.fromisoformat accepts more than the contract (week dates, a missing minute,
+# and hour 24 since Python 3.13). The group holds digits seven to nine, which it would silently drop.
 _DATE_AND_TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6}([0-9]{1,3})?)?"
 _TIME = re.compile(_DATE_AND_TIME + r"(?:Z|[+-](?:[01][0-9]|2[0-3]):?[0-5][0-9])").fullmatch
 _TIME_WITHOUT_OFFSET = re.compile(_DATE_AND_TIME).fullmatch
 _LEAP_SECOND = re.compile(r"[0-9-]{10}T[0-9]{2}:[0-9]{2}:60").match
 
 
-def parse_time(text: str, field: str) -> int:
-    """Milliseconds since the epoch of an RFC 3339 time; digits below the millisecond round up, so never too early."""
-    try:  # as most programs print it: the way back through the tables of ``format_time``
+def parse_time(text: str, field: str) -> Instant:
+    """Parse an RFC 3339 time; digits below the millisecond round up, so that a timer is never early."""
+    try:  # the most common format: the reverse of ``format_time``, with its tables
         return _hour_ms(text[:14]) + _MINUTES_MS[text[14:17]] + _SECONDS_MS[text[17:19]] + _REST_MS[text[19:]]
     except (KeyError, InvalidInput):
         return _parse_any_time(text, field)
 
 
 @lru_cache(maxsize=4_096)
-def _hour_ms(text: str) -> int:
+def _hour_ms(text: str) -> Instant:
     return _parse_any_time(f"{text}00:00Z", "")
 
 
-def _parse_any_time(text: str, field: str) -> int:
+def _parse_any_time(text: str, field: str) -> Instant:
     match = _TIME(text)
     if match is None:
-        # RFC 3339 lets "t" and "z" be lower case. Hardly anybody writes them, so only a miss pays for it.
+        # RFC 3339 allows a lower-case "t" and "z". They are rare, so try them only after a mismatch.
         text = text.upper() if text.isascii() else text
         match = _TIME(text)
         if match is None:
@@ -55,15 +55,15 @@ def _parse_any_time(text: str, field: str) -> int:
     try:
         since_epoch = datetime.fromisoformat(text) - _EPOCH
     except ValueError:
-        raise InvalidInput(field, "is not a date that exists") from None
+        raise InvalidInput(field, "is a date that does not exist") from None
     micros = since_epoch.microseconds
     finer = match[1]
     if finer is not None and int(finer):
         micros += 1
     ms = (since_epoch.days * 86_400 + since_epoch.seconds) * 1_000 - (-micros // 1_000)
     if not 0 <= ms <= TIME_MS_MAX:
-        raise InvalidInput(field, "must lie in the years 1970 to 9999 (UTC)")
-    return ms
+        raise InvalidInput(field, "must be in the years 1970 to 9999 (UTC)")
+    return Instant(ms)
 
 
 def _time_fault(text: str) -> str:
@@ -74,8 +74,8 @@ def _time_fault(text: str) -> str:
     return "must be a time like 2026-01-31T09:00:00Z"
 
 
-# One timer is printed with up to five instants, most of them in a handful of hours, so the calendar's work is kept
-# per hour and the rest is three look-ups. This took 0.5 µs where datetime.isoformat took 2.0.
+# A timer has up to five instants, mostly within a few hours. So the date is cached per hour and the rest is three
+# lookups: 0.5 µs instead of 2.0 µs with datetime.isoformat.
 _MINUTES = tuple(f"{n:02d}:" for n in range(60))
 _SECONDS = tuple(f"{n:02d}." for n in range(60))
 _MILLIS = tuple(f"{n:03d}Z" for n in range(1_000))
@@ -89,23 +89,23 @@ def _hour_text(hour: int) -> str:
     return (_EPOCH_NAIVE + timedelta(hours=hour)).strftime("%Y-%m-%dT%H:")
 
 
-@lru_cache(maxsize=4_096)  # created_at is mostly also updated_at, and execute_at is fire_at
-def format_time(ms: int) -> str:
-    """``YYYY-MM-DDTHH:MM:SS.sssZ``, for any instant that ``parse_time`` can give."""
-    hour, ms = divmod(ms, HOUR_MS)
+@lru_cache(maxsize=4_096)  # created_at mostly equals updated_at, and execute_at equals fire_at
+def format_time(at: Instant) -> str:
+    """Format as ``YYYY-MM-DDTHH:MM:SS.sssZ``; works for any instant that ``parse_time`` can return."""
+    hour, ms = divmod(at, HOUR_MS)
     minute, ms = divmod(ms, MINUTE_MS)
     second, ms = divmod(ms, SECOND_MS)
     return _hour_text(hour) + _MINUTES[minute] + _SECONDS[second] + _MILLIS[ms]
 
 
 _UNITS = (("d", DAY_MS), ("h", HOUR_MS), ("m", MINUTE_MS), ("s", SECOND_MS), ("ms", 1))
-# Fifteen digits hold more than the longest duration in its smallest unit and keep the numbers small.
+# Fifteen digits are enough for the longest duration in the smallest unit.
 _DURATION = re.compile("".join(f"(?:([0-9]{{1,15}}){unit})?" for unit, _ in _UNITS)).fullmatch
 
 
-@lru_cache(maxsize=1_024)  # clients send the same few texts over and over, several per request
+@lru_cache(maxsize=1_024)  # clients send the same few texts repeatedly, several per request
 def parse_duration(text: str, field: str) -> int:
-    """Milliseconds of a text like ``500ms``, ``30s`` or ``1h30m``: units fall and none comes twice."""
+    """The milliseconds of a text like ``500ms``, ``30s`` or ``1h30m``: each unit at most once, largest first."""
     match = _DURATION(text)
     if match is None or not text:
         raise InvalidInput(field, "must be a duration like 500ms, 30s, 10m, 24h, 1h30m or 7d")
@@ -115,11 +115,11 @@ def parse_duration(text: str, field: str) -> int:
     return total
 
 
-@lru_cache(maxsize=1_024)  # the same few are shown with every timer
+@lru_cache(maxsize=1_024)  # the same few durations appear in every timer
 def format_duration(ms: int) -> str:
-    """The duration with each unit as large as it can be and the empty ones left out: ``1h30m``, ``7d``, ``0s``.
+    """Format a duration with the largest units possible, without zero parts: ``1h30m``, ``7d``, ``0s``.
 
-    Below two days hours stay hours: people say 24h and 36h.
+    Durations below two days are in hours: people say 24h and 36h.
     """
     parts = []
     for unit, size in _UNITS:

@@ -1,10 +1,10 @@
-"""Callback URLs: which ones are well formed, and their parts. Pure: no I/O.
+"""Parses callback URLs strictly. Pure: no I/O.
 
-A stranger writes a callback URL, and we follow it from inside our network. So the text is parsed once, strictly, into a
-``Url``, and later code sees the parts and never the string: two parsers cannot disagree about where the host ends. Some
-resolvers read ``127.1``, ``0x7f.1`` or a trailing dot behind digits as an address; here none of these is a host.
+A stranger writes a callback URL, and we follow it from inside our network. So the text is parsed once into a ``Url``,
+and later code uses only its parts: two parsers can't disagree about where the host ends. Some resolvers accept
+``127.1``, ``0x7f.1`` or digits with a trailing dot as an address; here none of these is a valid host.
 
-``parse_url`` fails with ``InvalidInput``. ``origin_of`` does not raise.
+``parse_url`` raises ``InvalidInput``. ``origin_of`` does not raise.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ LABEL_CHARS_MAX = 63
 
 
 class Url(Struct, frozen=True, kw_only=True):
-    """A callback URL in parts, each safe to put on the wire as it is."""
+    """The parts of a callback URL, each safe to send as it is."""
 
     tls: bool
     host: str  # lower case, no brackets
     port: int
-    authority: str  # for the Host header: brackets around IPv6, the default port left out
+    authority: str  # for the Host header: brackets around IPv6, without the default port
     target: str  # path and query, never empty
-    address: str | None  # the host when it is an address and not a name
-    origin: str  # what tells one destination from another
+    address: str | None  # the host if it is an address and not a name
+    origin: str  # identifies the destination
 
     @property
     def server_name(self) -> str:
-        """What a certificate is checked against: names in certificates have no trailing dot."""
+        """The name to verify the certificate against: names in certificates have no trailing dot."""
         return self.host.rstrip(".")
 
 
@@ -49,7 +49,7 @@ _LABEL = re.compile(rf"[a-z0-9_-]{{1,{LABEL_CHARS_MAX}}}")
 
 
 def parse_url(url: str, field: str = "callback_url") -> Url:
-    """The parts of an absolute http(s) URL; ``InvalidInput`` names ``field`` and what is wrong."""
+    """Parse an absolute http(s) URL; raises ``InvalidInput`` with the ``field`` and the reason."""
     try:
         return _cached_parse(url)
     except ValueError as exc:
@@ -64,7 +64,7 @@ def _parse(url: str) -> Url:
     if not _VISIBLE.fullmatch(url):
         raise ValueError("is empty or has white space or control characters")
     if "\\" in url:
-        raise ValueError("has a backslash, which clients read in different ways")
+        raise ValueError("has a backslash, which clients interpret in different ways")
     parts = _PARTS.match(url)
     if parts is None:
         raise ValueError("must be an absolute http:// or https:// URL")
@@ -89,7 +89,7 @@ def _parse(url: str) -> Url:
         host=name,
         port=port,
         authority=shown if port == default_port else f"{shown}:{port}",
-        # The fragment belongs to the reader of a page and is never sent.
+        # Fragments are never sent.
         target=target if target.startswith("/") else f"/{target}",
         address=address,
         origin=f"{scheme.lower()}://{shown}:{port}",
@@ -100,7 +100,7 @@ _cached_parse = lru_cache(maxsize=URLS_CACHED_MAX)(_parse)
 
 
 def _host(host: str) -> tuple[str, str | None]:
-    """The host in its one spelling, and the same as an address when it is one."""
+    """The host in its canonical form, and again as an address if it is one."""
     if host.startswith("["):
         try:
             address = str(ipaddress.IPv6Address(_without_zone(host[1:-1])))
@@ -114,13 +114,13 @@ def _host(host: str) -> tuple[str, str | None]:
         raise ValueError(f"has a host longer than {HOST_CHARS_MAX} characters")
     labels = name.split(".")
     if labels[-1].isdigit() or labels[-1].startswith("0x"):
-        # A resolver would read any such name as an IPv4 address, by rules of its own: only the plain spelling is one.
+        # A resolver may read such a name as an IPv4 address by its own rules: accept only the plain notation.
         try:
             address = str(ipaddress.IPv4Address(host))
         except ValueError:
             address = ""
         if address != host:
-            raise ValueError("has a host that looks like an IPv4 address and is not written as four decimal numbers")
+            raise ValueError("has a host that looks like an IPv4 address but is not four decimal numbers")
         return address, address
     if not all(_LABEL.fullmatch(label) for label in labels):
         raise ValueError("has a host that is not a DNS name")
@@ -135,10 +135,10 @@ def _without_zone(text: str) -> str:
 
 @lru_cache(maxsize=URLS_CACHED_MAX)
 def origin_of(url: str) -> str:
-    """The origin of a URL, or ``invalid: <reason>``; it never raises.
+    """The origin of a URL, or ``invalid: <reason>``; never raises.
 
-    It parses only the part before the path, once for all URLs of a host. A URL whose only fault is in its path still
-    has an origin.
+    Parses only the part before the path, so the result is cached for all URLs of a host, and a URL with an invalid path
+    still has an origin.
     """
     prefix = _PREFIX.match(url)
     return _origin(prefix.group() if prefix is not None else url[: URL_CHARS_MAX + 1])

@@ -1,7 +1,7 @@
-"""Several processes on one port: starts them, starts another for one that dies, and ends them together.
+"""Runs several worker processes on one port: starts them, restarts those that die, and stops them together.
 
-The parent opens the port and does nothing else with it. A worker's standard input is a pipe that only the parent holds:
-when the parent is gone, however it went, the pipe ends and the workers drain.
+The parent only opens the port. The standard input of a worker is a pipe that only the parent holds: when the parent
+ends, even by a crash, the pipe closes and the workers drain.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from duetime.clock import SystemClock
 log = logging.getLogger("duetime")
 
 SETTLED_SECONDS = 10.0
-"""A worker that lived this long did not die of its start: the next one is started at once."""
-AGAIN_SECONDS_MAX = 5.0
+"""A worker that ran this long did not fail at startup: restart it without backoff."""
+RETRY_SECONDS_MAX = 5.0
 REFUSED_TO_START = 2
-"""The exit code of a worker that can't work with these settings: another one would not either."""
+"""The exit code of a worker that rejects its settings: restarting it would not help."""
 
 
-class Place(Struct, frozen=True):
-    """A worker's place among the others."""
+class WorkerContext(Struct, frozen=True):
+    """The arguments of a worker process."""
 
     name: str
     listener: socket.socket
-    siblings: Path  # where each has a socket for the others
+    metrics_directory: Path  # with a socket of each worker, see ``worker_metrics``
 
 
 class Workers:
-    def __init__(self, count: int, listener: socket.socket, siblings: Path) -> None:
+    def __init__(self, count: int, listener: socket.socket, metrics_directory: Path) -> None:
         self._count = count
         self._listener = listener
-        self._siblings = siblings
+        self._metrics_directory = metrics_directory
         self._clock = SystemClock()
         self._running: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
 
     def stop(self, number: int) -> None:
-        log.info("%s: the workers finish what is in flight, then stop", signal.Signals(number).name)
+        log.info("%s: the workers finish attempts in flight, then stop", signal.Signals(number).name)
         self._stopping.set()
         for worker in self._running:
             self._end(worker)
 
     async def run(self) -> int:
-        """Keep the workers running until ``stop``; the exit code for all of them."""
+        """Keep the workers running until ``stop``; returns the exit code of the whole service."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, number)
@@ -60,21 +60,21 @@ class Workers:
         return max(codes)
 
     async def _keep(self, number: int) -> int:
-        """One worker after the other; the exit code of the last."""
-        again_seconds = 0.1
+        """Run one worker, restarting it when it dies; returns the last exit code."""
+        retry_seconds = 0.1
         while True:
             began = self._clock.monotonic()
             code = await self._work(number)
             if code == REFUSED_TO_START and not self._stopping.is_set():
                 self.stop(signal.SIGTERM)
             if self._stopping.is_set():
-                # One that was told to stop before it knew how to drain had nothing in flight.
+                # A worker killed by SIGTERM had not installed its handler yet, so it had nothing in flight.
                 return 0 if code == -signal.SIGTERM else abs(code)
             if self._clock.monotonic() - began > SETTLED_SECONDS:
-                again_seconds = 0.1
-            log.error("worker %d ended with %d: starting another", number, code)
-            await self._clock.sleep(again_seconds, self._stopping)
-            again_seconds = min(2 * again_seconds, AGAIN_SECONDS_MAX)
+                retry_seconds = 0.1
+            log.error("worker %d exited with code %d: restarting it", number, code)
+            await self._clock.sleep(retry_seconds, self._stopping)
+            retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
 
     async def _work(self, number: int) -> int:
         if self._stopping.is_set():
@@ -82,10 +82,10 @@ class Workers:
         descriptor = self._listener.fileno()
         worker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "duetime", "serve", "--worker", str(number)),
-            *("--listener", str(descriptor), "--siblings", str(self._siblings)),
+            *("--listener", str(descriptor), "--metrics-directory", str(self._metrics_directory)),
             stdin=asyncio.subprocess.PIPE,
             pass_fds=[descriptor],
-            start_new_session=True,  # Ctrl-C is for the parent, which tells the workers.
+            start_new_session=True,  # Ctrl-C goes only to the parent, which stops the workers
         )
         self._running.add(worker)
         try:
@@ -96,5 +96,5 @@ class Workers:
             self._running.discard(worker)
 
     def _end(self, worker: asyncio.subprocess.Process) -> None:
-        with suppress(ProcessLookupError):  # it has ended, and is about to be noticed
+        with suppress(ProcessLookupError):  # it has ended already
             worker.send_signal(signal.SIGTERM)

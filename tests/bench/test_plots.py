@@ -1,4 +1,4 @@
-"""Plots of the bench, where matplotlib is installed, which it is in the environment of the bench alone."""
+"""Plots of the benchmarks; only the benchmark's environment has matplotlib."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PANEL = {"title": "late", "x_label": "ms", "y_label": "%", "series": [CURVE]}
 
 
 @pytest.mark.parametrize("kind", ["curves", "lines", "bars"])
-def test_a_plot_is_small_and_the_same_each_time_and_follows_the_reader(kind: str) -> None:
+def test_plot_is_small_reproducible_and_follows_the_color_scheme(kind: str) -> None:
     drawing = {"kind": kind, "title": "a title", "panels": [PANEL]}
     svg = draw(drawing)
     assert svg == draw(drawing)

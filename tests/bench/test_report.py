@@ -1,4 +1,4 @@
-"""The report of the bench: bars are judged by what was measured, and an unmeasured one is never said to hold."""
+"""The benchmark report: bars are judged by the figures, and a bar without figures is never held."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def verdicts(results: Results, start: str) -> list[bool | None]:
     return [bar.held for bar in bars.judge(results) if bar.what.startswith(start)]
 
 
-def test_what_was_not_measured_is_not_held() -> None:
+def test_bars_without_figures_are_not_held() -> None:
     judged = bars.judge(some())
     assert {bar.number for bar in judged} >= set("12345678")
     assert all(bar.held is None and bar.why for bar in judged)
 
 
-def test_a_bar_is_held_at_its_ratio_and_not_below() -> None:
+def test_bar_is_held_from_its_ratio_on() -> None:
     what = "creates one by one, SQLite"
     assert verdicts(with_creates(5000, 10_000, 1000), what) == [True, None, True]
     assert verdicts(with_creates(4999, 10_000, 1000), what) == [False, None, False]
 
 
-def test_lateness_is_judged_by_the_soonest_peer() -> None:
+def test_lateness_is_compared_with_the_best_peer() -> None:
     results = with_creates(1, 1, 1)
     results.add("herd", "SQLite: 5,000", {"per_second": 3000.0, "p50_ms": 25.0, "p99_ms": 49.6})
     assert verdicts(results, "5,000 at one instant, SQLite: lateness") == [True, False]
 
 
-def test_a_goal_is_reached_beyond_its_bar() -> None:
+def test_goal_is_reached_beyond_its_bar() -> None:
     results = with_creates(1, 1, 1)
     for setup, per_second, late_ms in (("SQLite", 3000.0, 12.0), ("PostgreSQL", 2999.0, 13.0)):
         results.add("herd", f"{setup}: 5,000", {"per_second": per_second, "p50_ms": late_ms, "p99_ms": 60.0})
@@ -59,11 +59,11 @@ def test_a_goal_is_reached_beyond_its_bar() -> None:
     assert judged["5,000 at one instant, SQLite: lateness p50"] == (True, True)
     assert judged["5,000 at one instant, PostgreSQL: lateness p50"] == (True, False)
     assert judged["5,000 at one instant, SQLite: lateness p99"] == (False, False)
-    assert report.document(results, []).count("| held, and the goal ") == 2
+    assert report.document(results, []).count("| held, goal reached ") == 2
 
 
-def test_rounds_are_compared_one_by_one() -> None:
-    """A machine that is three times as fast in every second round makes no difference."""
+def test_ratios_are_computed_per_round() -> None:
+    """So the result is the same on a machine that is three times as fast in every second round."""
     results = some()
     for ours, theirs in ((5000.0, 1000.0), (15_000.0, 3000.0), (5100.0, 1000.0), (14_000.0, 3000.0)):
         results.add("creates", "SQLite", {"per_second": ours})
@@ -72,7 +72,7 @@ def test_rounds_are_compared_one_by_one() -> None:
     assert bar.ratio == 5.0 and bar.held
 
 
-def test_a_round_that_failed_has_no_partner() -> None:
+def test_round_that_failed_is_left_out_of_the_ratio() -> None:
     results = some()
     for number, ours, theirs in ((0, 5000.0, 1000.0), (1, 100.0, None), (2, 16_000.0, 3000.0)):
         results.add("creates", "SQLite", {"round": number, "per_second": ours})
@@ -81,7 +81,7 @@ def test_a_round_that_failed_has_no_partner() -> None:
     assert bar.ratio is not None and bar.ratio > 5
 
 
-def test_end_to_end_like_is_judged_by_like() -> None:
+def test_end_to_end_batches_and_single_creates_are_compared_separately() -> None:
     results = some()
     for part, per_second in (("SQLite", 1100.0), ("SQLite, one by one", 300.0)):
         results.add("sustained", part, {"per_second": per_second})
@@ -94,7 +94,7 @@ def test_end_to_end_like_is_judged_by_like() -> None:
     assert verdicts(results, "end to end, SQLite") == [False, False]
 
 
-def test_a_herd_is_judged_by_peers_that_were_given_as_many() -> None:
+def test_herd_is_compared_with_peers_that_had_as_many_timers() -> None:
     results = with_creates(1, 1, 1)
     results.add("herd", "SQLite: 5,000", {"per_second": 3000.0, "p50_ms": 12.0, "p99_ms": 20.0})
     small = {"version": "1", "setup": "", "herd": 1_000, "herd_per_second": 9000.0, "p50_ms": 1.0, "p99_ms": 1.0}
@@ -107,7 +107,7 @@ def test_a_herd_is_judged_by_peers_that_were_given_as_many() -> None:
     assert verdicts(results, "5,000 at one instant, SQLite") == [None, None, None]
 
 
-def test_a_second_worker_is_judged_where_half_as_much_again_fits_the_machine() -> None:
+def test_second_worker_is_judged_only_if_the_machine_has_enough_cpu_left() -> None:
     for busy, held in ((0.5, False), (0.66, False), (0.67, None), (0.9, None)):
         results = some()
         results.add("creates", "PostgreSQL", {"per_second": 100.0, "busy": busy})
@@ -116,12 +116,12 @@ def test_a_second_worker_is_judged_where_half_as_much_again_fits_the_machine() -
 
 
 def with_pending(**figures: tuple[float, float]) -> dict[str, float]:
-    """What a session brought: with ten thousand pending, and how a million compare."""
+    """Figures with ten thousand pending timers, and their ratios with a million."""
     few = {pending.of(figure, pending.FEW): value for figure, (value, _) in figures.items()}
     return few | {pending.ratio_of(figure): ratio for figure, (_, ratio) in figures.items()}
 
 
-def test_many_pending_are_judged_by_every_figure() -> None:
+def test_a_million_pending_timers_are_judged_by_every_figure() -> None:
     results = some()
     results.add("pending", "SQLite", with_pending(made=(100.0, 0.91), made_cpu=(1.0, 1.09), steady_p99=(2.0, 1.4)))
     assert verdicts(results, "1 M pending against 10 k, SQLite") == [True]
@@ -130,7 +130,7 @@ def test_many_pending_are_judged_by_every_figure() -> None:
     assert bar.held is False and "CPU per create 1.20 ×" in bar.measured and bar.measured.startswith("1 of 2")
 
 
-def test_many_pending_are_judged_by_the_ratios_of_rounds() -> None:
+def test_a_million_pending_timers_are_judged_by_the_ratios_of_rounds() -> None:
     rounds = [with_pending(made=(100.0, ratio), made_cpu=(1.0, ratio)) for ratio in (0.7, 0.9, 1.3)]
     samples = Samples({"SQLite": rounds})
     assert pending.within(samples, "SQLite", "made") == (0.9, True)
@@ -141,13 +141,13 @@ def test_many_pending_are_judged_by_the_ratios_of_rounds() -> None:
     assert pending.within(Samples({"SQLite": rounds[2:]}), "SQLite", "made_cpu") == (1.3, False)
 
 
-def test_a_lateness_may_differ_by_a_millisecond_besides() -> None:
+def test_lateness_can_exceed_its_ratio_by_a_millisecond() -> None:
     for ratio, held in ((1.6, True), (1.65, False)):
         samples = Samples({"SQLite": [with_pending(steady_p50=(2.0, ratio))]})
         assert pending.within(samples, "SQLite", "steady_p50")[1] is held
 
 
-def test_sizes_take_short_turns_every_second_time_backwards() -> None:
+def test_sizes_alternate_in_short_turns() -> None:
     planned = pending.turns([1, 2, 3], 1_000)
     assert [turn.count for turn in planned[:9]] == [1, 2, 3, 3, 2, 1, 1, 2, 3]
     assert [turn.herd for turn in planned] == [False] * 3 * pending.TURNS + [True] * 3 * pending.TURNS
@@ -157,7 +157,7 @@ def test_sizes_take_short_turns_every_second_time_backwards() -> None:
     assert len(herd) == pending.AT_ONCE and {timer.fire_at for timer in herd} == {planned[-1].at}
 
 
-def test_what_failed_in_part_is_told_and_its_figures_count() -> None:
+def test_figures_of_a_partial_failure_count_and_its_error_is_shown() -> None:
     results = with_creates(5000, 10_000, 1000)
     results.add(
         "peers", "half", {"version": "2", "setup": "", "singles_per_second": 2000.0, "error": "only in part: x"}
@@ -165,32 +165,42 @@ def test_what_failed_in_part_is_told_and_its_figures_count() -> None:
     results.failures.append(Failure("peers", "half", "only in part: x"))
     assert verdicts(results, "creates one by one, SQLite: the fastest peer") == [False]
     page = report.document(results, drawings(results))
-    assert "5,000/s to 2,000/s of half" in page and "- peers, half: only in part: x" in page
+    assert "5,000/s against 2,000/s of half" in page and "- peers, half: only in part: x" in page
 
 
-def test_the_page_says_how_two_workers_are_set_up_and_judged() -> None:
+def test_page_explains_how_two_workers_are_set_up_and_judged() -> None:
     page = " ".join(report.document(some(), []).split())
-    assert "1.5 times what is busy with one fits the machine" in page and "at most 67%" in page
+    assert "1.5 times the CPU in use with one fits the machine" in page and "at most 67%" in page
     assert "leases of 3 s instead of 10 s" in page
 
 
-def test_the_page_is_made_from_the_file_alone(tmp_path: Path) -> None:
+def test_page_begins_with_the_peers() -> None:
+    headings = [line for line in report.document(with_creates(1, 1, 1), []).splitlines() if line.startswith("## ")]
+    assert headings[0] == "## Peers" and headings[-1] == "## The bars"
+
+
+def test_page_is_generated_from_the_file_of_figures_alone(tmp_path: Path) -> None:
     results = with_creates(5000, 10_000, 1000)
     results.save(tmp_path / "figures.json")
     again = load(tmp_path / "figures.json")
     page = report.document(again, drawings(again))
     assert page == report.document(results, drawings(results))
-    assert "5,000/s to 1,000/s of peer" in page and "**not held**" not in page
+    assert "5,000/s against 1,000/s of peer" in page and "**not held**" not in page
     assert "images/bench-throughput.svg" in page and "Steady" not in page
 
 
-def test_a_file_keeps_figures_and_no_more_of_their_digits_than_mean_something() -> None:
+def test_file_keeps_figures_with_five_significant_digits() -> None:
     results = some()
     results.add("herd", "a", {"per_second": 1234.5678, "buckets": [1, 2], "lateness_ms": [0.123456], "version": "1"})
     assert results.samples["herd"]["a"] == [{"per_second": 1234.6, "lateness_ms": [0.12346], "version": "1"}]
 
 
-def test_a_table_is_aligned() -> None:
+def test_table_is_aligned() -> None:
     assert str(Table(["", "rate"], [["creates", "1/s"]])) == "\n".join(
         ["|         | rate |", "|:--------|-----:|", "| creates |  1/s |"]
     )
+
+
+def test_page_in_the_repository_is_up_to_date() -> None:
+    results = load(report.FIGURES)
+    assert report.document(results, drawings(results)) == report.DOCUMENT.read_text()

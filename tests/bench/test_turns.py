@@ -1,4 +1,4 @@
-"""The turns of a run: who is measured how often and in which order, and what becomes of one that fails."""
+"""The turns of a run: their number and order, and failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(
     full: bool = False,
     **samples: Sample,
 ) -> tuple[list[str], Results]:
-    """A run with made-up parts: the order in which they had their turns, and the results."""
+    """Run fake measurements; returns the order of their turns, and the results."""
     had: list[str] = []
 
     def turn(measurement: str, part: str) -> command.Turn:
@@ -44,7 +44,7 @@ def run(
     return had, results
 
 
-def test_every_second_round_is_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_second_round_is_in_reverse_order(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = {"herd": ["herd"], "pending": ["few", "many"], "peers": ["pg-boss", "Celery"]}
     had, results = run(monkeypatch, turns, rounds=2)
     # A peer that decides no bar is measured once.
@@ -52,12 +52,12 @@ def test_every_second_round_is_backwards(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(results.samples["pending"]["few"]) == 2 and not results.failures
 
 
-def test_what_takes_long_has_fewer_rounds_in_the_full_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_measurements_have_fewer_rounds_in_a_full_run(monkeypatch: pytest.MonkeyPatch) -> None:
     had, _ = run(monkeypatch, {"herd": ["herd"], "pending": ["many"], "peers": ["Celery"]}, full=True)
     assert [had.count(part) for part in ("herd", "many", "Celery")] == [command.ROUNDS, command.ROUNDS_LONG, 1]
 
 
-def test_what_failed_in_part_counts_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_failure_keeps_its_figures_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     part = {"singles_per_second": 5.0, "error": "only in part: it ended early"}
     _, results = run(monkeypatch, {"peers": ["Celery", "Temporal"]}, Celery=part, Temporal={"error": ""})
     assert results.of("peers").median("Celery", "singles_per_second") == 5.0

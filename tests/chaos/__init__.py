@@ -1,6 +1,7 @@
-"""Faults on a cluster under load: instances are killed, stopped and restarted, the database goes away, answers get
-lost, clocks jump; and what clients were promised is held against what the receiver got.
+"""Faults on a cluster under load: instances are killed, stopped and restarted, the database becomes unavailable,
+responses get lost, clocks jump. Then the promises to clients are compared with what the receiver got.
 
-``python -m tests.chaos --help`` says how to run it. ``ledger`` is what was promised and what came, ``checker`` compares
-the two, ``cluster`` runs the processes, ``load`` is the clients, and ``scenarios`` are the faults, one function each.
+``python -m tests.chaos --help`` shows how to run it. ``ledger`` has the promises and the deliveries, ``checker``
+compares them, ``cluster`` runs the processes, ``load`` is the clients, and ``scenarios`` has the faults, one function
+each.
 """

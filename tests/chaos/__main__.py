@@ -1,4 +1,4 @@
-"""The command: runs scenarios and says what came of them."""
+"""The command: runs scenarios and reports their results."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from tests.chaos.bugs import BUGS
+from tests.chaos.databases import DATABASES
 from tests.chaos.report import details, table
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.world import Options, Scenario, run
 
 DESCRIPTION = """\
-Do something bad to a cluster under load, over and over, and hold what clients were promised against what the receiver
-got. Three instances share one PostgreSQL, with leases of three seconds; clients create about 300 timers a second
-through all of them, move some and cancel some. Everything runs on loopback and is ended in the end.
-
-scenarios (all, unless some are named):
-{scenarios}
+Repeat a fault on a cluster under load, and compare what clients were promised with what the receiver got. Three
+instances share one database, with leases of three seconds; clients create about 300 timers per second through all of
+them, move some and cancel some. Everything runs on loopback and is stopped at the end.
 """
 EPILOG = """\
 examples:
-  python -m tests.chaos                               all of it, as `make chaos`: about half an hour
-  python -m tests.chaos kill --times 10               ten times kill -9
-  python -m tests.chaos kill --times 10 --seed 4711   the same timers and the same faults again
-  python -m tests.chaos --brief                       a few of each, as `make test`
-  python -m tests.chaos postgres --times 1 --bug answer-before-commit   see a planted bug being caught
+  python -m {program}                               all scenarios
+  python -m {program} {first} --times 10               one fault, ten times
+  python -m {program} {first} --times 10 --seed 4711   the same timers and the same faults again
+  python -m {program} --brief                       a few of each, like `make test`
+  python -m {program} {first} --times 1 --bug answer-before-commit   show that a planted bug is caught
 
-The exit code is 1 when something was violated. `lost`, `early` and the like are explained in tests/chaos/checker.py;
-`duplicates` are requests that came again, `unexcused` those of them whose attempt was in flight at no fault.
+The exit code is 1 after a violation. tests/chaos/checker.py explains `lost`, `early` and so on; `duplicates` are
+repeated requests, `unexcused` the ones among them whose attempt was in flight at no fault.
 
 bugs:
 {bugs}
@@ -40,12 +39,12 @@ bugs:
 
 BRIEF = {"rate": 40.0, "ahead_seconds_max": 3.0, "noise_seconds": 6.0, "hang_seconds": 7.0, "patience_seconds": 30.0}
 BUGGY_PATIENCE_SECONDS = 12.0
-"""What a planted bug has lost does not come, however long one waits."""
+"""A shorter wait with a planted bug: timers that it has lost never arrive."""
 PROGRESS_SECONDS = 5.0
 
 
 class Progress:
-    """One line that changes on a terminal, and a line now and then elsewhere."""
+    """Show progress: one changing line on a terminal, otherwise a line from time to time."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -64,21 +63,26 @@ class Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def parser() -> argparse.ArgumentParser:
-    scenarios = "\n".join(f"  {s.name:<11} × {s.times:<6,} {s.promise}" for s in SCENARIOS.values())
+def parser(
+    program: str, description: str, scenarios: Mapping[str, Scenario], servers: Sequence[str]
+) -> argparse.ArgumentParser:
+    shown = "\n".join(f"  {s.name:<15} × {s.times:<6,} {s.promise}" for s in scenarios.values())
     bugs = "\n".join(f"  {name:<22} {(bug.__doc__ or '').strip()}" for name, bug in BUGS.items())
     made = argparse.ArgumentParser(
-        prog="python -m tests.chaos",
-        description=DESCRIPTION.format(scenarios=scenarios),
-        epilog=EPILOG.format(bugs=bugs),
+        prog=f"python -m {program}",
+        description=f"{description}\n\nscenarios (all, unless some are named):\n{shown}\n",
+        epilog=EPILOG.format(program=program, first=next(iter(scenarios)), bugs=bugs),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("scenarios", nargs="*", metavar="scenario", help="one of those above")
-    made.add_argument("--times", type=int, help="how often each fault is done, in place of the scenario's own number")
-    made.add_argument("--seed", type=int, help="of the timers and the faults; a new one unless given")
-    made.add_argument("--instances", type=int, default=3, help="how many share the database [3]")
+    made.add_argument("--times", type=int, help="repetitions of each fault, instead of the scenario's own number")
+    made.add_argument("--seed", type=int, help="seed of the timers and the faults [random]")
+    if servers:
+        said = f"the database that they share [{servers[0]}]"
+        made.add_argument("--server", choices=servers, default=servers[0], help=said)
+    made.add_argument("--instances", type=int, default=3, help="instances on the database [3]")
     made.add_argument("--rate", type=float, help="timers per second [300]")
-    made.add_argument("--noise", type=float, help="seconds of lateness to put down to a busy machine [0; brief: 6]")
+    made.add_argument("--noise", type=float, help="seconds of lateness to tolerate on a busy machine [0; brief: 6]")
     made.add_argument("--brief", action="store_true", help="few repetitions, less load, generous bounds")
     made.add_argument("--bug", choices=BUGS, help="plant a bug in every instance")
     return made
@@ -95,6 +99,7 @@ def options_of(given: argparse.Namespace, scenario: Scenario) -> Options:
     return Options(
         times=given.times or (scenario.times_brief if given.brief else scenario.times),
         seed=random.SystemRandom().randrange(2**32) if given.seed is None else given.seed,
+        server=getattr(given, "server", ""),
         instances=given.instances,
         bug=given.bug,
         say=Progress(scenario.name),
@@ -102,20 +107,21 @@ def options_of(given: argparse.Namespace, scenario: Scenario) -> Options:
     )
 
 
-def main() -> int:
-    made = parser()
+def main(program: str, description: str, scenarios: Mapping[str, Scenario], servers: Sequence[str] = ()) -> int:
+    made = parser(program, description, scenarios, servers)
     given = made.parse_args()
     for name in given.scenarios:
-        if name not in SCENARIOS:
-            made.error(f"there is no scenario {name!r}: choose from {', '.join(SCENARIOS)}")
+        if name not in scenarios:
+            made.error(f"unknown scenario {name!r}: choose from {', '.join(scenarios)}")
     if given.instances < 2 or (given.times is not None and given.times < 1):
         made.error("it takes at least two instances, and one repetition")
     signal.signal(signal.SIGTERM, _end)
     results = []
-    for name in given.scenarios or SCENARIOS:
-        options = options_of(given, SCENARIOS[name])
-        print(f"{name}: {SCENARIOS[name].promise}; × {options.times:,}, seed {options.seed}", flush=True)
-        result = run(SCENARIOS[name], options)
+    for name in given.scenarios or scenarios:
+        options = options_of(given, scenarios[name])
+        on = f" on {options.server}" if options.server else ""
+        print(f"{name}{on}: {scenarios[name].promise}; × {options.times:,}, seed {options.seed}", flush=True)
+        result = run(scenarios[name], options)
         if isinstance(options.say, Progress):
             options.say.end()
         results.append(result)
@@ -127,9 +133,9 @@ def main() -> int:
 
 
 def _end(*_: object) -> NoReturn:
-    """As Ctrl-C does: whatever was started is ended on the way out."""
+    """Raise KeyboardInterrupt on SIGTERM, so that all started processes are stopped."""
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("tests.chaos", DESCRIPTION, SCENARIOS, list(DATABASES)))

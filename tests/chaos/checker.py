@@ -1,19 +1,19 @@
-"""Holds what the receiver got against what clients were promised. Pure: a ledger goes in, violations come out.
+"""Compares what the receiver got with what clients were promised. Pure: a ledger goes in, violations come out.
 
-- lost: acknowledged, not canceled, and never received, or not as often as the receiver's own answers asked for;
-- early: received before the time it was for, by the one clock of this machine;
+- lost: acknowledged, not canceled, and never received, or not as often as the receiver's responses requested;
+- early: received before its due time, by the one clock of this machine;
 - after cancel: received although a cancel was acknowledged;
-- moved: received for a time that an acknowledged update had replaced, or that nobody ever named;
-- ids: two requests of one firing with different delivery ids, or two firings with the same;
-- twice: received again with no fault in between that had its attempt in flight;
-- unasked: received for a timer that no client ever asked for;
-- answers: an answer that no request should get, whatever the fault.
+- moved: received for a time that an acknowledged update had replaced, or that no request ever named;
+- ids: two requests of one firing with different delivery ids, or two firings with the same one;
+- twice: received again without a fault in between that affected its attempt in flight;
+- unasked: received for a timer that no client ever requested;
+- answers: a response that no request should get, whatever the fault.
 
-A timer that was in flight at three faults in a row is failed by the service, which says so: that is promised too. Such
-a timer is counted apart, and is lost all the same if there were no three faults to explain it.
+The service fails a timer that was in flight at three faults in a row, and reports it: that is promised, too. Such
+timers are counted separately. Without three faults that explain it, such a timer counts as lost.
 
-A request that got no answer may have happened or not, and either is right. A receipt before a cancel or an update that
-was then acknowledged is right only if a fault kept the receiver's answer from being recorded.
+A request without a response may or may not have taken effect; both are correct. A delivery before a cancel or update
+that was acknowledged later is correct only if a fault kept the receiver's response from being recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.chaos.ledger import Callback, Fault, Ledger, Promise, Said
 
 KINDS = ("lost", "early", "after cancel", "moved", "ids", "twice", "unasked", "answers")
 RECORD_NS = 1_000_000_000
-"""How long after its answer an attempt may still be waiting for its record, where only the time says what was in
+"""How long after its response an attempt may still wait for its record, where only the time tells what was in
 flight."""
 
 
@@ -104,7 +104,7 @@ def _judge_promise(verdict: Verdict, promise: Promise, callbacks: list[Callback]
 
 
 def _hit_often(promise: Promise, faults: list[Fault]) -> bool:
-    """Whether as many faults as it takes to give a timer up may have had it in flight."""
+    """Whether enough faults for giving up a timer may have affected it in flight."""
     hits = sum(
         fault.from_ns > promise.created.asked_ns if fault.in_flight is None else promise.id in fault.in_flight
         for fault in faults
@@ -113,10 +113,10 @@ def _hit_often(promise: Promise, faults: list[Fault]) -> bool:
 
 
 def _judge_times(verdict: Verdict, promise: Promise, callbacks: list[Callback], faults: list[Fault]) -> None:
-    """Each callback must be for a time that was named and that no acknowledged update had replaced."""
+    """Each callback must be for a time that a request named and that no acknowledged update had replaced."""
     assert promise.created.at_ms is not None
-    named = {promise.created.at_ms}  # with a client, and not taken back
-    replaced: dict[int, int] = {}  # a time → when the client asked for another one
+    named = {promise.created.at_ms}  # requested by a client and not replaced
+    replaced: dict[int, int] = {}  # a time → when the client requested another one
     for update in promise.updates:
         assert update.at_ms is not None
         if update.said is Said.YES:
@@ -127,14 +127,15 @@ def _judge_times(verdict: Verdict, promise: Promise, callbacks: list[Callback], 
     answered_ms = [callback.next_ms for callback in callbacks if callback.next_ms is not None]
     for callback in callbacks:
         if callback.at_ms in named or (answered_ms and callback.at_ms >= min(answered_ms)):
-            continue  # the service may put a time that an answer names off by a little, never forward
+            continue  # the service may delay a time from a response a little, but never advance it
         asked_ns = replaced.get(callback.at_ms)
         if asked_ns is None or callback.received_ns > asked_ns or not _excused(callback, faults, before_ns=asked_ns):
             verdict.violated("moved", f"{callback} of {promise}")
 
 
 def _excused(callback: Callback, faults: list[Fault], *, before_ns: int) -> bool:
-    """Whether a fault that began before ``before_ns`` may have kept the answer to this callback from being recorded."""
+    """Whether a fault that began before ``before_ns`` may have kept the response to this callback from being
+    recorded."""
     for fault in faults:
         if fault.from_ns > before_ns:
             continue

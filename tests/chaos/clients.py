@@ -1,4 +1,4 @@
-"""An HTTP client of the cluster: kept-alive connections to each instance, one request at a time on each."""
+"""An HTTP client of the cluster: keep-alive connections to each instance, one request at a time on each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tests.servers import KEY
 
 ANSWER_SECONDS_MAX = 9.0
-"""Longer than the service takes to give the database up, so that its 503 is seen; shorter than any patience here."""
+"""Longer than the service waits for the database, so that its 503 is seen; shorter than any timeout here."""
 
 
 class Answer(NamedTuple):
@@ -24,7 +24,7 @@ class Clients:
         self._idle: dict[int, list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]] = defaultdict(list)
 
     async def ask(self, port: int, method: str, path: str, body: object = None) -> Answer | None:
-        """The answer; None when there is none, and nobody knows what came of the request."""
+        """Send a request; returns the response, or None if there is none and its effect is unknown."""
         content = b"" if body is None else json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nX-API-Key: {KEY}\r\nContent-Length: {len(content)}\r\n\r\n"
         writer = None

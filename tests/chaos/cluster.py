@@ -1,26 +1,25 @@
-"""The processes: one PostgreSQL, instances that share it, and whatever stands between them.
+"""The processes: one database, the instances that share it, and the proxies between them.
 
-Everything is started here and ended here, by its id. What is asked of the database goes over connections of our own,
-past the proxy.
+Everything is started and stopped here, by process id. Queries of the tests use their own connections to the database,
+without the proxy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import asyncpg
-
 from duetime.sharding import assigned
-from duetime.stores.postgres import PostgresStore
-from tests.chaos import launcher, watch
+from tests.chaos import launcher
+from tests.chaos.databases import DATABASES, Database
 from tests.ports import free_port
-from tests.postgres import Postgres
 from tests.proxy import Proxy
 from tests.servers import KEY, Duetime
 
@@ -30,7 +29,7 @@ SHARDS = 64
 
 
 class Member(Duetime):
-    """One instance of the cluster, on a port that stays its own, known to the database by a role of its own."""
+    """One instance of the cluster, on a fixed port, with its own role in the database."""
 
     def __init__(self, directory: Path, *, role: str, database_url: str, bug: str | None, movable_clock: bool) -> None:
         self.role = role
@@ -46,7 +45,7 @@ class Member(Duetime):
             start=False,
             PORT=str(free_port()),
             PYTHONPATH=str(ROOT),
-            DATABASE_URL=database_url.replace("//postgres@", f"//{role}@"),
+            DATABASE_URL=database_url,
             DUETIME_LEASE_TTL=f"{LEASE_SECONDS:g}s",
             DUETIME_ALLOW_PRIVATE_TARGETS="on",
         )
@@ -81,42 +80,43 @@ class Member(Duetime):
         return sum(float(line.split()[-1]) for line in page.splitlines() if line.split()[0] == name)
 
 
+def text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode()
+
+
 class Cluster:
     def __init__(
-        self, directory: Path, *, instances: int, bug: str | None, proxied: bool, movable_clocks: bool
+        self, directory: Path, *, server: str, instances: int, bug: str | None, proxied: bool, movable_clocks: bool
     ) -> None:
-        self.postgres = Postgres(18)
-        self._url = self.postgres.url()
+        self.database = self._database(server)
         self.proxy: Proxy | None = None
+        self.members: list[Member] = []
+        roles = [f"instance_{number}" for number in range(instances)]
         try:
-            asyncio.run(self._prepare(instances))
+            asyncio.run(self.database.prepare(SHARDS, roles))
             if proxied:
-                self.proxy = Proxy("127.0.0.1", self.postgres.port)
+                self.proxy = Proxy("127.0.0.1", self.database.server.port)
+            self.members += [
+                Member(
+                    directory / role.replace("_", "-"),
+                    role=role,
+                    database_url=self._url_of(role),
+                    bug=bug,
+                    movable_clock=movable_clocks,
+                )
+                for role in roles
+            ]
         except BaseException:
             self.close()
             raise
-        self.members = [
-            Member(
-                directory / f"instance-{number}",
-                role=f"instance_{number}",
-                database_url=self.proxy.url(self._url) if self.proxy else self._url,
-                bug=bug,
-                movable_clock=movable_clocks,
-            )
-            for number in range(instances)
-        ]
 
-    async def _prepare(self, instances: int) -> None:
-        store = PostgresStore(self._url, shards=SHARDS)
-        await store.open()
-        await store.close()
-        connection = await asyncpg.connect(self._url)
-        try:
-            await connection.execute(watch.INSTALL)
-            for number in range(instances):
-                await connection.execute(f"CREATE ROLE instance_{number} SUPERUSER LOGIN")
-        finally:
-            await connection.close()
+    def _database(self, server: str) -> Database:
+        return DATABASES[server]()
+
+    def _url_of(self, role: str) -> str:
+        """The URL with which this instance connects to the database."""
+        url = self.proxy.url(self.database.url) if self.proxy else self.database.url
+        return re.sub("//[^@]*@", f"//{role}@", url)
 
     async def start(self) -> None:
         for member in self.members:
@@ -130,17 +130,18 @@ class Cluster:
         await self.wait_ready(member)
 
     async def wait_ready(self, member: Member) -> None:
-        """Wait until it serves, and learn under which name it owns shards."""
+        """Wait until it serves, and find the name under which it owns shards."""
         await asyncio.to_thread(member.wait_ready)
-        statement = "SELECT owner_id FROM duetime.instances WHERE convert_from(about, 'UTF8')::json->>'name' LIKE $1"
-        found: list[Any] = []
+        name = f":{member.pid}"
 
         async def known() -> bool:
-            found[:] = await self.query(statement, f"%:{member.pid}")
-            return bool(found)
+            for owner_id, about in await self.query("SELECT owner_id, about FROM duetime.instances"):
+                if json.loads(about)["name"].endswith(name):
+                    member.owner_id = owner_id
+                    return True
+            return False
 
         await self.wait(f"{member.role} is known to the others", known)
-        member.owner_id = found[0][0]
 
     async def unowned(self) -> frozenset[int]:
         return frozenset(
@@ -148,7 +149,7 @@ class Cluster:
         )
 
     async def assigned_to(self, member: Member) -> frozenset[int]:
-        """The shards that the others think this instance should own, for as long as they think that it lives."""
+        """The shards that this instance should own according to the others, as long as they consider it alive."""
         alive = {owner_id for (owner_id,) in await self.query("SELECT owner_id FROM duetime.instances WHERE serving")}
         return frozenset(assigned(member.owner_id, alive, range(SHARDS)))
 
@@ -156,7 +157,7 @@ class Cluster:
         return not await self.unowned()
 
     async def wait(self, what: str, condition: Any, seconds: float = 30.0) -> None:
-        """Until a condition of the database holds."""
+        """Wait until a condition in the database holds."""
         deadline = time.monotonic() + seconds
         while not await condition():
             if time.monotonic() > deadline:
@@ -164,11 +165,8 @@ class Cluster:
             await asyncio.sleep(0.02)
 
     async def query(self, statement: str, *arguments: object) -> list[Any]:
-        connection = await asyncpg.connect(self._url, timeout=10)
-        try:
-            return list(await connection.fetch(statement, *arguments, timeout=20))
-        finally:
-            await connection.close()
+        """Run a query over a separate connection; texts may be returned as bytes."""
+        return await self.database.query(statement, *arguments)
 
     async def shards_of(self, member: Member) -> frozenset[int]:
         rows = await self.query("SELECT shard FROM duetime.shards WHERE owner_id = $1", member.owner_id)
@@ -181,17 +179,17 @@ class Cluster:
             "WHERE status = 'executing' AND timers.version = shards.version AND owner_id = $1",
             member.owner_id,
         )
-        return frozenset(id for (id,) in rows)
+        return frozenset(text(id) for (id,) in rows)
 
     async def live(self) -> int:
-        """How many timers are not final."""
+        """The number of timers that are not final."""
         [(count,)] = await self.query("SELECT count(*) FROM duetime.timers")
         return int(count)
 
     def close(self) -> None:
-        for member in getattr(self, "members", []):
+        for member in self.members:
             with contextlib.suppress(ProcessLookupError):
                 member.kill()
         if self.proxy is not None:
             self.proxy.close()
-        self.postgres.close()
+        self.database.close()

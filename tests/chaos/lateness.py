@@ -1,4 +1,4 @@
-"""How late timers were around a fault: those whose owner it hit, and those of the others. Pure."""
+"""How late timers were around a fault: those whose owner was affected, and the others. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.ledger import Callback, Fault, Ledger
 
 @dataclass(frozen=True)
 class Late:
-    """The worst of some timers; and how many there were."""
+    """The worst lateness of some timers, and their number."""
 
     seconds: float = 0.0
     timers: int = 0
@@ -23,11 +23,11 @@ class Late:
 
 
 class Whose(enum.Enum):
-    """What a timer had to do with a fault."""
+    """How a timer relates to a fault."""
 
-    IN_FLIGHT = enum.auto()  # an attempt was under way on what was hit
-    HIT = enum.auto()  # what was hit owned its shard
-    COMING = enum.auto()  # its shard was on its way there
+    IN_FLIGHT = enum.auto()  # it had an attempt in flight on the affected part
+    HIT = enum.auto()  # the affected instance owned its shard
+    COMING = enum.auto()  # its shard was moving to the affected instance
     OTHERS = enum.auto()
 
 
@@ -43,9 +43,9 @@ class Lateness:
         )
 
     def _due_ns(self, callback: Callback) -> int:
-        """When it could be expected: the write that set its time may have been answered after that.
+        """When the callback could be expected: the write that set its time may have been acknowledged after that time.
 
-        One that was answered even after the callback came tells nothing of when it was written.
+        A write that was acknowledged only after the callback does not show when it was committed.
         """
         promise = self._ledger.promises[callback.id]
         written = [asked for asked in (promise.created, *promise.updates) if asked.at_ms == callback.at_ms]
@@ -54,8 +54,8 @@ class Lateness:
     def of(self, fault: Fault, *, from_ns: int, until_ns: int, whose: Whose, since_ns: int = 0) -> Late:
         """The timers of one kind that fell due between two instants.
 
-        Left out, but for those in flight, are timers whose first attempt got lost: they wait for its deadline, rightly.
-        ``since_ns`` is an instant before which nothing could be expected to fire.
+        Except for those in flight, it leaves out timers whose first attempt was lost: they correctly wait for its
+        deadline. ``since_ns`` is an instant before which no firing could be expected.
         """
         low, high = (bisect_left(self._firsts, at, key=itemgetter(0)) for at in (from_ns, until_ns))
         some = [

@@ -22,7 +22,7 @@ _OFFSET = struct.Struct("=q")
 
 
 def set_offset(path: Path, ms: int) -> None:
-    """Move the clock of whoever was started with this file. The file keeps its place in memory and on disk."""
+    """Set the clock of the process that was started with this file. The file is updated in place."""
     if not path.exists():
         path.write_bytes(bytes(_OFFSET.size))
     with open(path, "r+b") as file:

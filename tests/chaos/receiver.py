@@ -1,8 +1,8 @@
-"""The receiver, in a process of its own, so that its stamps do not wait for what the clients do.
+"""The receiver, in its own process, so that its timestamps are not delayed by the clients.
 
-It writes a line for each request, before it answers. Mostly it answers at once, now and then slowly, so that there is
-always something in flight. The first firing of a timer whose payload is ``again`` is answered with another time. It
-ends when its standard input does: with whoever started it.
+It writes a line for each request before it responds. Mostly it responds at once, sometimes slowly, so that attempts are
+always in flight. The response to the first firing of a timer with the payload ``again`` reschedules it. The process
+ends when its standard input is closed, and so with its parent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ReceiverProcess:
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}/"
 
     def callbacks(self) -> list[Callback]:
-        """What has come so far."""
+        """The requests so far."""
         with open(self._path, "rb") as file:
             file.seek(self._read_to)
             new = file.read()

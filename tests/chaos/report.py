@@ -1,12 +1,14 @@
-"""What came of the scenarios, as a table for people."""
+"""The results of the scenarios, as a table."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
+from tests.chaos.checker import KINDS
 from tests.chaos.world import Result
 
-VIOLATIONS_SHOWN_MAX = 10
+SHOWN_OF_A_KIND_MAX = 3
 _SECONDS = ("takeover", "coming", "in flight", "others late", "late", "firing again", "stop", "gave up")
 
 
@@ -48,10 +50,15 @@ def _figure(name: str, value: float) -> str:
 
 
 def details(result: Result) -> str:
-    """What was answered, and what was violated."""
+    """The responses that clients got, and some violations of each kind."""
     answers = ", ".join(f"{count} × {what}" for what, count in result.answers.items())
     lines = [f"{result.scenario}: {answers}"]
-    lines += [f"VIOLATION {violation}" for violation in result.violations[:VIOLATIONS_SHOWN_MAX]]
-    if len(result.violations) > VIOLATIONS_SHOWN_MAX:
-        lines.append(f"… and {len(result.violations) - VIOLATIONS_SHOWN_MAX} more violations")
+    by_kind: dict[str, list[str]] = defaultdict(list)
+    for violation in result.violations:
+        kind = violation.partition(":")[0]
+        by_kind[kind if kind in KINDS else "other"].append(violation)
+    for kind, violations in by_kind.items():
+        lines += [f"VIOLATION {violation}" for violation in violations[:SHOWN_OF_A_KIND_MAX]]
+        if len(violations) > SHOWN_OF_A_KIND_MAX:
+            lines.append(f"… and {len(violations) - SHOWN_OF_A_KIND_MAX} more of the kind {kind!r}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The faults, each one done to the cluster again and again while the load goes on."""
+"""The faults: each one is repeated on the cluster while the load continues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from duetime.lifecycle import ATTEMPT_GRACE_MS
 from duetime.sharding import shard_of
-from tests.chaos.answers import Cutting, is_begin, is_put, is_record
+from tests.chaos.answers import Cutting
 from tests.chaos.clients import Clients
 from tests.chaos.cluster import LEASE_SECONDS, SHARDS, Member
 from tests.chaos.lateness import Lateness, Whose
@@ -26,23 +26,23 @@ ON_TIME_SECONDS = 1.0
 DRAIN_SECONDS = 25.0
 RESUME_SECONDS = 5.0
 UNSETTLED_NS = 3 * SECOND_NS
-"""How long after the return of the database owners may still be replaced, because all leases had run out."""
+"""How long after the database returns owners may still be replaced, because all leases had run out."""
 FENCED = "duetime_fenced_writes_total"
 FENCED_SECONDS = 3.0
 CUT_SECONDS_MAX = 2.0
 CUT_SHARE = 0.04
-"""Of the begins and records: few enough that hardly a timer is hit three times, after which it is given up."""
+"""The share of begins and records to cut: low enough that hardly any timer is affected three times, and then failed."""
 RACES_AT_ONCE = 250
 RACE_SECONDS = (-0.015, 0.015)
 JUMPS_MS = (3_600_000, -3_600_000, 5_000, -5_000)
 UNRECORDED_SECONDS = 0.1
-"""How long a statement of a process that has just died may still take to be committed."""
+"""How long a statement of a killed process may still take until it is committed."""
 
 
 async def _stricken(world: World, member: Member, kind: str, from_ns: int) -> Fault:
-    """What a fault that has just hit this instance had in its hands."""
+    """The attempts in flight on the instance that a fault has just hit."""
     await asyncio.sleep(UNRECORDED_SECONDS)
-    # The others go on handing shards to an instance until they notice that it is gone.
+    # The others keep handing shards to an instance until they notice that it is dead.
     coming = await world.cluster.assigned_to(member)
     shards = await world.cluster.shards_of(member)
     in_flight = await world.cluster.in_flight(member)
@@ -62,7 +62,7 @@ def _measure_takeover(world: World, lateness: Lateness) -> None:
     for place, fault in enumerate(faults):
         until_ns = fault.from_ns + int((TAKEOVER_SECONDS + 1) * SECOND_NS)
         if place + 1 < len(faults):
-            # Whatever is due from shortly before the next fault on may be late because of that one.
+            # Timers due shortly before the next fault or later may be late because of that fault.
             until_ns = min(until_ns, faults[place + 1].from_ns - SECOND_NS // 2)
         from_ns = fault.from_ns - SECOND_NS // 10
         for figure, whose, bound in (
@@ -120,7 +120,7 @@ async def _pause(world: World) -> None:
         member, other, *_ = world.draw.sample(world.cluster.members, len(world.cluster.members))
         await asyncio.sleep(world.draw.uniform(0.1, 1.0))
         await _set_paused(world, other, True)
-        # What was begun before arrives or is given up by then.
+        # Attempts begun before have arrived or failed by then.
         quiet_ns = time.time_ns() + int((CALLBACK_TIMEOUT_SECONDS + world.options.noise_seconds) * SECOND_NS)
         await asyncio.sleep(world.draw.uniform(0.5, 2.0))
         from_ns = time.time_ns()
@@ -133,8 +133,7 @@ async def _pause(world: World) -> None:
         if fired:
             world.wrong.append(f"{len(fired)} callbacks of a paused namespace, the first: {fired[0]}")
         [(due,)] = await world.cluster.query(
-            "SELECT count(*) FROM duetime.timers "
-            "WHERE status = 'pending' AND fire_at < extract(epoch FROM clock_timestamp()) * 1000"
+            f"SELECT count(*) FROM duetime.timers WHERE status = 'pending' AND fire_at < {time.time_ns() // 1_000_000}"
         )
         world.add("held back", due)
         await _set_paused(world, other, False)
@@ -163,7 +162,7 @@ async def _roll(world: World) -> None:
         shards = await world.cluster.shards_of(member)
         from_ns = time.time_ns()
         code = await asyncio.to_thread(member.terminate)
-        # Nothing may be fired twice because of a stop in good order: nothing is noted as having been in flight.
+        # A graceful stop may fire nothing twice, so nothing counts as in flight.
         world.add_fault(Fault("roll", from_ns, time.time_ns(), shards=shards))
         world.hold("stop", (time.time_ns() - from_ns) / 1e9, DRAIN_SECONDS)
         if code != 0:
@@ -188,7 +187,7 @@ ROLL = Scenario(
 )
 
 
-# The database goes away.
+# The database becomes unavailable.
 
 
 def _measure_return(world: World, lateness: Lateness) -> None:
@@ -202,41 +201,41 @@ def _measure_return(world: World, lateness: Lateness) -> None:
             world.wrong.append("nothing fell due while the database was away, so nothing was shown")
 
 
-async def _restart_postgres(world: World) -> None:
-    postgres = world.cluster.postgres
+async def _restart(world: World) -> None:
+    database = world.cluster.database
     for repetition in range(world.options.times):
         await asyncio.sleep(world.draw.uniform(0.5, 2.0))
         from_ns = time.time_ns()
-        await asyncio.to_thread(postgres.stop, "immediate")
+        await asyncio.to_thread(database.crash)
         await asyncio.sleep(world.draw.choice((0.0, 0.3, 1.5)))
-        await asyncio.to_thread(postgres.start)
-        world.add_fault(Fault("postgres", from_ns, time.time_ns() + UNSETTLED_NS, in_flight=None))
+        await asyncio.to_thread(database.server.start)
+        world.add_fault(Fault("restart", from_ns, time.time_ns() + UNSETTLED_NS, in_flight=None))
         await asyncio.sleep(UNSETTLED_NS / SECOND_NS)
         world.check_alive()
         world.said(repetition)
 
 
-POSTGRES = Scenario(
-    name="postgres",
-    promise="PostgreSQL restarts as after a crash: nothing lost, firing again within 5 s of its return",
+RESTART = Scenario(
+    name="restart",
+    promise="the database restarts as after a crash: nothing lost, firing again within 5 s of its return",
     times=20,
     times_brief=2,
-    strike=_restart_postgres,
+    strike=_restart,
     measure=_measure_return,
 )
 
 
 async def _hang(world: World) -> None:
-    postgres, proxy = world.cluster.postgres, world.cluster.proxy
+    server, proxy = world.cluster.database.server, world.cluster.proxy
     assert proxy is not None
     for repetition in range(world.options.times):
         refused = world.ledger.answers["create 503"]
         from_ns = time.time_ns()
-        postgres.pause()
+        server.pause()
         proxy.refuse()
         await asyncio.sleep(world.options.hang_seconds)
         proxy.allow()
-        postgres.resume()
+        server.resume()
         world.add_fault(Fault("hang", from_ns, time.time_ns() + UNSETTLED_NS, in_flight=None))
         if world.ledger.answers["create 503"] == refused:
             world.wrong.append("no create was answered with 503 while the database was away")
@@ -247,7 +246,7 @@ async def _hang(world: World) -> None:
 
 HANG = Scenario(
     name="hang",
-    promise="PostgreSQL hangs and refuses connections: 503 with Retry-After, nothing lost, firing again within 5 s",
+    promise="the database hangs and refuses connections: 503 with Retry-After, nothing lost, firing again within 5 s",
     times=2,
     times_brief=1,
     strike=_hang,
@@ -294,7 +293,7 @@ STOP = Scenario(
 )
 
 
-# Answers of the database get lost.
+# Responses of the database get lost.
 
 
 async def _cut(world: World, is_wanted: Callable[[bytes], bool], share: float, on_cut: Callable[[], None]) -> None:
@@ -313,8 +312,8 @@ async def _cut(world: World, is_wanted: Callable[[bytes], bool], share: float, o
 
 
 async def _cut_puts(world: World) -> None:
-    # A put that was cut off concerns no attempt, so nothing may come twice: no fault is noted.
-    await _cut(world, is_put, 0.25, lambda: None)
+    # A lost response to a put affects no attempt, so nothing may come twice: record no fault.
+    await _cut(world, world.cluster.database.answers.is_put, 0.25, lambda: None)
 
 
 CUT = Scenario(
@@ -329,10 +328,11 @@ CUT = Scenario(
 
 async def _cut_fenced(world: World) -> None:
     def on_cut() -> None:
-        # All shards of that instance get a new version, and what it has in flight is recorded under the old one.
+        # All shards of that instance get a new version, but its attempts in flight are recorded under the old one.
         world.add_fault(Fault("cut", time.time_ns(), time.time_ns() + SECOND_NS // 2, in_flight=None))
 
-    await _cut(world, lambda piece: is_begin(piece) or is_record(piece), CUT_SHARE, on_cut)
+    answers = world.cluster.database.answers
+    await _cut(world, lambda piece: answers.is_begin(piece) or answers.is_record(piece), CUT_SHARE, on_cut)
 
 
 CUT_FENCED = Scenario(
@@ -345,7 +345,7 @@ CUT_FENCED = Scenario(
 )
 
 
-# Cancels against firings.
+# Races of cancels and firings.
 
 
 async def _race(world: World) -> None:
@@ -436,5 +436,5 @@ JUMP = Scenario(
 
 
 SCENARIOS = {
-    scenario.name: scenario for scenario in (KILL, PAUSE, ROLL, POSTGRES, HANG, STOP, RACE, CUT, CUT_FENCED, JUMP)
+    scenario.name: scenario for scenario in (KILL, PAUSE, ROLL, RESTART, HANG, STOP, RACE, CUT, CUT_FENCED, JUMP)
 }

@@ -1,79 +1,67 @@
-"""A few of each fault, with less load and generous bounds; and planted bugs, each of which must be caught.
+"""A short run of each fault with less load and generous bounds, and planted bugs, each of which must be caught.
 
-The scenarios spend most of their time waiting, so a few run side by side, each in a process of its own. They are
-started with the first test and looked at one by one.
+The scenarios spend most of their time waiting, so a few run concurrently, each in its own process. They start with the
+first test, and each test waits for one of them.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import re
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.chaos.cluster import ROOT
+from tests.chaos.brief import Run, Runs, started
+from tests.chaos.databases import CHECKS
 from tests.chaos.scenarios import SCENARIOS
-from tests.postgres import Missing, home
+from tests.postgres import Missing
+from tests.skips import skip
 
-AT_ONCE = 2  # as many as there are cores: an instance that is starved past its lease is replaced, and fires twice
-SECONDS_MAX = 240.0
+pytestmark = pytest.mark.alone
 
+FAULTS = {name: [name] for name in ("jump", "hang", "kill", "stop", *SCENARIOS)} | {
+    f"{name} on MariaDB": [name, "--server", "mariadb"] for name in ("kill", "restart")
+}
+"""The faults to run; the longest ones start first."""
 CAUGHT = {
     "forward-cursor": ("lost", ["kill", "--times", "1"]),
-    "answer-before-commit": ("lost", ["postgres", "--times", "1"]),
+    "answer-before-commit": ("lost", ["restart", "--times", "1"]),
     "blind-retry": ("lost", ["cut-fenced", "--times", "12"]),
     "local-clock": ("early", ["jump", "--times", "1"]),
     "new-delivery-id": ("ids", ["kill", "--times", "2", "--rate", "120"]),
+    "ungated": (r"\d+ writes of stale owners", ["stop", "--server", "mariadb", "--rate", "120"]),
 }
-"""A bug → what it violates, and the scenario that catches it."""
-
-Runs = dict[str, "Future[subprocess.CompletedProcess[str]]"]
-
-
-def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, ended by its id when it takes too long; it then ends what it has started."""
-    command = [sys.executable, "-m", "tests.chaos", "--brief", *arguments]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            said, _ = process.communicate(timeout=SECONDS_MAX)
-        except BaseException:
-            process.terminate()
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, said)
+"""Each bug with the violation that it causes and the scenario that catches it."""
 
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
-    """What the tests that were asked for will look at, by their names. The longest are started first."""
-    try:
-        home(18)
-    except Missing as missing:
-        pytest.skip(str(missing))
+    """The runs that the selected tests need, by name."""
     wanted = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        started: Runs = {}
-        for name in ("jump", "hang", "kill", "stop", *SCENARIOS):
-            if name in wanted and name not in started:
-                started[name] = pool.submit(chaos, name)
-        for bug, (_, arguments) in CAUGHT.items():
-            if bug in wanted:
-                started[bug] = pool.submit(chaos, *arguments, "--instances", "2", "--bug", bug)
-        yield started
-        pool.shutdown(cancel_futures=True)
+    arguments = FAULTS | {bug: [*each, "--instances", "2", "--bug", bug] for bug, (_, each) in CAUGHT.items()}
+    with started("tests.chaos", {name: each for name, each in arguments.items() if name in wanted}) as runs:
+        yield runs
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_a_fault(name: str, runs: Runs) -> None:
+def result(name: str, arguments: Sequence[str], runs: Runs) -> Run:
+    try:
+        CHECKS["mariadb" if "mariadb" in arguments else "postgres"]()
+    except Missing as missing:
+        skip(missing)
     run = runs[name].result()
     print(run.stdout)
+    return run
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_guarantees_hold_under_the_fault(name: str, runs: Runs) -> None:
+    run = result(name, FAULTS[name], runs)
     assert run.returncode == 0, run.stdout
 
 
 @pytest.mark.parametrize("name", CAUGHT)
 def test_a_bug_is_caught(name: str, runs: Runs) -> None:
-    run = runs[name].result()
-    print(run.stdout)
+    violated, arguments = CAUGHT[name]
+    run = result(name, arguments, runs)
     assert run.returncode == 1, run.stdout
-    assert f"VIOLATION {CAUGHT[name][0]}" in run.stdout
+    assert re.search(f"VIOLATION {violated}", run.stdout)

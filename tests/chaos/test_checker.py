@@ -1,4 +1,4 @@
-"""The checker sees each kind of violation, and nothing where all is well."""
+"""The checker finds each kind of violation, and none in a correct history."""
 
 from __future__ import annotations
 
@@ -88,14 +88,16 @@ AWAY = Fault("postgres", 2000 * MS, 4000 * MS, in_flight=None)
         (promise(), [got(3900), got(9000, attempt=2)], [AWAY], None),
         (promise(), [got(4100), got(9000, attempt=2)], [AWAY], "twice"),
         (promise(), [got(1001), got(1900, attempt=2)], [AWAY], "twice"),
-        # The receiver's answer names another time.
+        # The receiver's response names another time.
         (promise(firings=2), [got(next_ms=2000), got(2005, at_ms=2001, webhook_id="v")], [], None),
         (promise(firings=2), [got(next_ms=2000)], [], "lost"),
         (promise(firings=2), [got(next_ms=2000), got(2005, at_ms=1999, webhook_id="v")], [], "moved"),
         (promise(firings=2), [got(next_ms=2000), got(1999, at_ms=2000, webhook_id="v")], [], "early"),
     ],
 )
-def test_a_timer(promised: Promise, callbacks: list[Callback], faults: list[Fault], kind: str | None) -> None:
+def test_checker_finds_the_violation_of_a_timer(
+    promised: Promise, callbacks: list[Callback], faults: list[Fault], kind: str | None
+) -> None:
     verdict = judge(Ledger({"a": promised}, callbacks, faults))
     assert dict(verdict.found) == ({} if kind is None else {kind: 1}), verdict.violations
     assert len(verdict.violations) == (kind is not None)
@@ -108,14 +110,14 @@ def test_two_firings_with_one_delivery_id() -> None:
     assert found["ids"] == 1
 
 
-def test_a_callback_that_nobody_asked_for() -> None:
+def test_callback_for_an_unknown_timer_is_a_violation() -> None:
     assert judge(Ledger({}, [got()])).found == {"unasked": 1}
 
 
 @pytest.mark.parametrize(
     ("faults", "given_up", "lost"), [([HIT] * 3, True, False), ([HIT] * 2, True, True), ([HIT] * 3, False, True)]
 )
-def test_a_timer_that_was_given_up_is_not_lost_after_three_faults(
+def test_a_timer_failed_after_three_faults_does_not_count_as_lost(
     faults: list[Fault], given_up: bool, lost: bool
 ) -> None:
     verdict = judge(Ledger({"a": promise()}, [], faults, given_up={"a"} if given_up else set()))
@@ -123,11 +125,11 @@ def test_a_timer_that_was_given_up_is_not_lost_after_three_faults(
     assert verdict.given_up == (not lost)
 
 
-def test_an_answer_that_is_wrong_in_itself() -> None:
+def test_invalid_response_is_a_violation() -> None:
     assert judge(Ledger(odd=["create was answered with 500"])).found == {"answers": 1}
 
 
-def test_what_is_counted() -> None:
+def test_report_counts_promises_and_callbacks() -> None:
     ledger = Ledger({"a": promise(updates=moved())}, [got(3000, at_ms=3000), got(9000, at_ms=3000, attempt=2)], [HIT])
     ledger.add([Promise("b", 1, created(), cancels=canceled()), Promise("c", 1, created(Said.NO))])
     ledger.faults.append(Fault("stop", 3000 * MS, 3000 * MS, frozenset({"a"})))
@@ -137,7 +139,7 @@ def test_what_is_counted() -> None:
     assert not verdict.violations
 
 
-def test_lateness_is_told_apart_by_whose_shard_it_was() -> None:
+def test_lateness_is_separated_by_affected_shards() -> None:
     fault = Fault("kill", 900 * MS, 1000 * MS, shards=frozenset({5}))
     promises = {id: Promise(id, shard, created()) for id, shard in (("a", 5), ("b", 6), ("c", 5), ("d", 5))}
     callbacks = [

@@ -1,8 +1,8 @@
 """Two bugs of the fence, each in the one interleaving in which it lets a stale owner write.
 
-Without the share lock the fence and the write see different moments: a claim that comes between them is answered, and
-the old owner writes after it. Without the owner in the condition two owners can have the same version: after a failover
-to a replica that lost the last claim, somebody else has claimed that number.
+Without the share lock, the fence and the write see different moments: a claim in between succeeds, and the old owner
+still writes after it. Without the owner in the condition, two owners can have the same version: after a failover to a
+replica that lost the last claim, another instance claims that number again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import asyncpg
 import pytest
 
 from duetime.model import Timer
-from duetime.stores import postgres_statements as sql
-from duetime.stores.postgres import PostgresStore
+from duetime.stores.postgres import statements as sql
+from duetime.stores.postgres.store import PostgresStore
 from tests.chaos.bugs import BUGS
 from tests.clocks import ManualClock
 from tests.contract.timers import ALICE, BOB, LEASE_MS, completed, holding, timer, with_timers
@@ -33,9 +33,9 @@ def url(postgres18: Postgres) -> Iterator[str]:
 
 @pytest.fixture(params=[None, "no-share-lock", "version-only"])
 def bug(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """A bug, planted in this process for the length of a test."""
+    """A bug, planted in this process for the duration of a test."""
     for name in ("BEGIN", "BEGIN_LANES", "RECORD"):
-        monkeypatch.setattr(sql, name, getattr(sql, name))  # so that it is put back
+        monkeypatch.setattr(sql, name, getattr(sql, name))  # so that it is restored
     if request.param is not None:
         BUGS[request.param]()
     planted: str | None = request.param
@@ -43,7 +43,7 @@ def bug(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str 
 
 
 async def alices(store: PostgresStore) -> tuple[dict[int, int], Timer]:
-    """Alice holds everything and has begun one timer; another one is due."""
+    """Alice owns everything and has begun one timer; another one is due."""
     held = await holding(store, ALICE)
     await with_timers(store, timer("begun"))
     [begun] = (await store.begin(ALICE, held, 1)).timers
@@ -52,7 +52,7 @@ async def alices(store: PostgresStore) -> tuple[dict[int, int], Timer]:
 
 
 async def wait_for_locks(connection: Any, wanted: int, unless: asyncio.Task[Any] | None = None) -> None:
-    """Until so many statements wait for a lock, or a task is done."""
+    """Wait until this many statements wait for a lock, or a task is done."""
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (unless and unless.done()):
@@ -62,9 +62,10 @@ async def wait_for_locks(connection: Any, wanted: int, unless: asyncio.Task[Any]
 
 
 async def overtaken(url: str, verb: str) -> bool:
-    """Whether Alice writes a timer although Bob's claim was answered before she did.
+    """Whether Alice writes a timer although Bob's claim has succeeded before.
 
-    Her statement has passed the fence and waits for the timer's row, which somebody else holds. Now Bob claims.
+    Her statement has passed the fence and waits for the timer's row, which another transaction has locked. Now Bob
+    claims.
     """
     clock = ManualClock()
     store = PostgresStore(url, shards=8, virtual_clock=clock)
@@ -95,12 +96,14 @@ async def overtaken(url: str, verb: str) -> bool:
 
 
 @pytest.mark.parametrize("verb", ["begin", "record"])
-def test_an_owner_that_is_overtaken_by_a_claim(url: str, verb: str, bug: str | None) -> None:
+def test_former_owner_can_write_during_a_claim_only_without_the_share_lock(
+    url: str, verb: str, bug: str | None
+) -> None:
     assert asyncio.run(overtaken(url, verb)) is (bug == "no-share-lock")
 
 
 async def accepted(url: str, verb: str) -> bool:
-    """Whether Alice writes a timer of a shard that is Bob's, under the number that was hers."""
+    """Whether Alice writes a timer of Bob's shard, under the version that she had."""
     store = PostgresStore(url, shards=8, virtual_clock=ManualClock())
     await store.open()
     connection = await asyncpg.connect(url)
@@ -116,5 +119,5 @@ async def accepted(url: str, verb: str) -> bool:
 
 
 @pytest.mark.parametrize("verb", ["begin", "record"])
-def test_an_owner_whose_number_somebody_else_has(url: str, verb: str, bug: str | None) -> None:
+def test_former_owner_can_write_only_if_the_fence_ignores_the_owner(url: str, verb: str, bug: str | None) -> None:
     assert asyncio.run(accepted(url, verb)) is (bug == "version-only")

@@ -1,4 +1,4 @@
-"""One run of one scenario: a cluster under load, its faults, and the reckoning."""
+"""One run of one scenario: a cluster under load, its faults, and the check at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.chaos import watch
 from tests.chaos.checker import Verdict, judge
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster import Cluster, text
 from tests.chaos.lateness import Lateness
 from tests.chaos.ledger import Fault, Ledger, Said
 from tests.chaos.load import Load
@@ -23,14 +23,15 @@ QUIET_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Options:
-    """How a scenario is run."""
+    """Options of a run."""
 
     times: int
     seed: int
+    server: str = "postgres"
     instances: int = 3
     rate: float = 300.0
     ahead_seconds_max: float = 6.0
-    noise_seconds: float = 0.0  # how much later than promised is put down to a busy machine
+    noise_seconds: float = 0.0  # tolerated lateness due to a busy machine
     hang_seconds: float = 60.0
     patience_seconds: float = 45.0
     bug: str | None = None
@@ -38,22 +39,23 @@ class Options:
 
 
 class World:
-    def __init__(self, options: Options, directory: Path, *, proxied: bool, movable_clocks: bool) -> None:
+    def __init__(self, options: Options, directory: Path, scenario: Scenario) -> None:
         self.options = options
         self.draw = random.Random(f"faults {options.seed}")
         self.ledger = Ledger()
         self.wrong: list[str] = []
-        """What the ledger does not show: exit codes, bounds that were missed, stale writes."""
+        """Violations that are not in the ledger: exit codes, missed bounds, stale writes."""
         self.figures: dict[str, float] = {}
-        """The worst of each thing that was measured."""
+        """The worst value of each measurement."""
         self.receiver = ReceiverProcess(directory, options.seed)
         try:
-            self.cluster = Cluster(
+            self.cluster = scenario.cluster(
                 directory,
+                server=options.server,
                 instances=options.instances,
                 bug=options.bug,
-                proxied=proxied,
-                movable_clocks=movable_clocks,
+                proxied=scenario.proxied,
+                movable_clocks=scenario.movable_clocks,
             )
         except BaseException:
             self.receiver.close()
@@ -68,7 +70,7 @@ class World:
         )
 
     def note(self, figure: str, value: float) -> None:
-        """Keep the worst."""
+        """Keep the worst value."""
         self.figures[figure] = max(value, self.figures.get(figure, 0.0))
 
     def add(self, figure: str, value: float) -> None:
@@ -76,7 +78,7 @@ class World:
         self.figures[figure] = self.figures.get(figure, 0.0) + value
 
     def hold(self, figure: str, value: float, bound: float, what: str = "") -> None:
-        """Keep the worst, and hold it to a bound, give or take what a busy machine costs."""
+        """Keep the worst value and check it against a bound, with a tolerance for a busy machine."""
         self.note(figure, value)
         if value > bound + self.options.noise_seconds:
             self.wrong.append(f"{figure} {value:.2f} s, not within {bound:g} s {what}")
@@ -94,7 +96,7 @@ class World:
                 self.wrong.append(f"{member.role} has ended by itself: {member.stderr[-2000:]}")
 
     async def settle(self) -> None:
-        """Wait until every timer is final and what is owed has come, or our patience is at an end."""
+        """Wait until every timer is final and everything owed has arrived, or until a timeout."""
         deadline = time.monotonic() + self.options.patience_seconds
         live = await self.cluster.live()
         while live and time.monotonic() < deadline:
@@ -105,26 +107,26 @@ class World:
                 "SELECT id, status, attempt, lost, version, deadline_at, fire_at, shard FROM duetime.timers LIMIT 3"
             )
             self.wrong.append(f"{live} timers are not final after {self.options.patience_seconds:g} s: {rows}")
-        await asyncio.sleep(QUIET_SECONDS)  # for what should not come
+        await asyncio.sleep(QUIET_SECONDS)  # for unexpected callbacks
         self.ledger.callbacks = list(self.receiver.callbacks())
 
     async def inspect(self) -> None:
-        """What the database itself knows in the end."""
+        """Check the database itself at the end."""
         [(stale,)] = await self.cluster.query(watch.STALE_COUNT)
         self.note("stale writes", stale)
         if stale:
             self.wrong.append(f"{stale} writes of stale owners: {await self.cluster.query(watch.STALE)}")
         rows = await self.cluster.query(
             "SELECT id, count(*) FROM "
-            "(SELECT id FROM duetime.timers UNION ALL SELECT id FROM duetime.history) AS every GROUP BY id"
+            "(SELECT id FROM duetime.timers UNION ALL SELECT id FROM duetime.history) AS both_tables GROUP BY id"
         )
         failed = await self.cluster.query("SELECT id, last_error FROM duetime.history WHERE status = 'failed'")
         for id, error in failed:
-            if "never recorded" in (error or ""):
-                self.ledger.given_up.add(id)
+            if "never recorded" in text(error or ""):
+                self.ledger.given_up.add(text(id))
             else:
                 self.wrong.append(f"the timer {id} was failed: {error}")
-        there = {id: count for id, count in rows}
+        there = {text(id): count for id, count in rows}
         for id, count in there.items():
             if count > 1:
                 self.wrong.append(f"{count} timers with the id {id}")
@@ -155,7 +157,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fault, done again and again under load; ``measure`` holds what came of it to the scenario's own bounds."""
+    """A fault, repeated under load; ``measure`` checks the results against the scenario's own bounds."""
 
     name: str
     promise: str
@@ -166,13 +168,16 @@ class Scenario:
     proxied: bool = False
     movable_clocks: bool = False
     loaded: bool = True
-    """Whether the usual load runs meanwhile."""
+    """Whether the usual load runs as well."""
+    cluster: Callable[..., Cluster] = Cluster
+    settled: Callable[[World], None] = lambda world: None
+    """Changes the ledger before it is checked."""
 
 
 def run(scenario: Scenario, options: Options) -> Result:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="duetime-chaos-") as directory:
-        world = World(options, Path(directory), proxied=scenario.proxied, movable_clocks=scenario.movable_clocks)
+        world = World(options, Path(directory), scenario)
         try:
             asyncio.run(_run(scenario, world))
         finally:
@@ -201,9 +206,10 @@ async def _run(scenario: Scenario, world: World) -> None:
                 await asyncio.sleep(1.5)  # until timers fall due
             await scenario.strike(world)
         except AssertionError as stuck:
-            world.wrong.append(str(stuck))  # what was promised to happen did not; the reckoning says what came of that
+            world.wrong.append(str(stuck))  # something did not happen in time; the check shows the effects
         finally:
             world.load.stop()
     await world.settle()
+    scenario.settled(world)
     world.check_alive()
     await world.inspect()

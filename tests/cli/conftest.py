@@ -1,4 +1,4 @@
-"""A service, a receiver, and the command line as a process that speaks to them."""
+"""A server, a receiver, and the command line as a process that talks to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-W", "error", "-m", "duetime"]
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """What is started here can be interrupted. Otherwise it would ignore that, as this process does when a shell has
+    """Processes started within can be interrupted. Otherwise they would ignore SIGINT, as this process does if a shell
     started it in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -31,7 +31,7 @@ def interruptible() -> Iterator[None]:
 
 
 class Shell:
-    """Where commands are typed: a working directory and an environment."""
+    """A working directory and an environment for commands."""
 
     def __init__(self, directory: Path, url: str) -> None:
         self.directory = directory
@@ -52,21 +52,44 @@ class Shell:
         )
 
     def good(self, *arguments: str, stdin: str = "", **env: str) -> str:
+        """Run a command that must succeed; returns its output."""
         ran = self.run(*arguments, stdin=stdin, **env)
         assert ran.returncode == 0, ran
-        assert "\x1b" not in ran.stdout  # no colours in a pipe
+        assert "\x1b" not in ran.stdout  # no colors in a pipe
         return ran.stdout
 
     def json(self, *arguments: str, stdin: str = "") -> Any:
         return json.loads(self.good(*arguments, "--json", stdin=stdin))
 
+    def json_lines(self, *arguments: str) -> list[Any]:
+        return [json.loads(line) for line in self.good(*arguments, "--json").splitlines()]
+
     def bad(self, code: int, *arguments: str, stdin: str = "", **env: str) -> str:
-        """The one line that it says."""
+        """Run a command that must fail with this exit code; returns its error message, which must be one line."""
         ran = self.run(*arguments, stdin=stdin, **env)
         assert ran.returncode == code and not ran.stdout, ran
         [line] = ran.stderr.splitlines()
         assert line.startswith("duetime: ")
         return line.removeprefix("duetime: ")
+
+
+@contextlib.contextmanager
+def started(shell: Shell, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A running command whose lines can be read one by one."""
+    with interruptible():
+        process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            cwd=shell.directory,
+            env=shell.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Every command against a real service: what people read, what machines read, and how it fails."""
+"""Every command against a real server: text output, JSON output and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fresh() -> str:
     return uuid.uuid4().hex
 
 
-def test_a_timer_from_create_to_cancel(shell: Shell) -> None:
+def test_timer_from_create_to_delete(shell: Shell) -> None:
     id = fresh()
     line = shell.good("create", "--in", "10m", "--url", URL, "--id", id, "--payload", '{"a": 1}')
     assert re.fullmatch(rf"default/{id}  pending  due in (10m|9m \d+s) \(20[\d:.TZ-]+\)\n", line), line
@@ -35,15 +35,64 @@ def test_a_timer_from_create_to_cancel(shell: Shell) -> None:
     assert re.search("due in (1h|59m)", shell.good("update", id, "--in", "1h", "--payload", "null"))
     timer = shell.json("get", f"default/{id}")
     assert timer["payload"] is None and timer["status"] == "pending"
-    assert shell.good("cancel", id) == f"default/{id}  removed\n"
-    assert "there is no timer" in shell.bad(1, "get", id)
-    assert "there is no timer" in shell.bad(1, "cancel", id)
-    assert "there is no timer" in shell.bad(1, "update", id, "--in", "1s")
-    assert "there is no timer" in shell.bad(1, "attempts", id)
-    assert "there is no timer" in shell.bad(1, "replay", id)
+    assert re.match(rf"default/{id}  canceled  (now|1s ago) ", shell.good("cancel", id))
+    assert shell.json("get", id)["status"] == "canceled"
+    assert shell.good("delete", id, "--yes") == f"default/{id}  deleted\n"
+    for command in (["get"], ["cancel"], ["delete", "--yes"], ["update", "--in", "1s"], ["attempts"], ["replay"]):
+        assert shell.bad(1, *command, id).startswith(f"timer default/{id} not found")
 
 
-def test_every_option_of_create(shell: Shell) -> None:
+def test_create_of_an_existing_timer_says_so(shell: Shell) -> None:
+    id = fresh()
+    create = ("create", "--in", "1h", "--url", URL, "--id", id)
+    assert shell.run(*create).stderr == shell.run(*create).stderr == ""
+    assert "already exists with different parameters" in shell.bad(1, "create", "--in", "2h", *create[3:])
+    shell.good("cancel", id)
+    ran = shell.run(*create)
+    assert ran.returncode == 0 and ran.stdout.startswith(f"default/{id}  canceled  ")
+    assert ran.stderr == (
+        "duetime: this timer already exists and is canceled: nothing was changed; --replace creates it anew\n"
+    )
+    assert shell.run(*create, "--replace").stderr == ""
+    shell.good("update", id, "--in", "3h")
+    assert "already exists and is pending" in shell.run(*create).stderr
+
+
+def test_error_for_one_timer_does_not_stop_the_others(shell: Shell) -> None:
+    first, last = fresh(), fresh()
+    for id in (first, last):
+        shell.good("create", "--in", "1h", "--url", URL, "--id", id)
+    ran = shell.run("cancel", first, fresh(), last)
+    assert ran.returncode == 1 and ran.stderr.count("not found") == 1 and ran.stdout.count("  canceled  ") == 2
+    ran = shell.run("update", first, "--in", "1s")
+    assert ran.returncode == 1 and "canceled" in ran.stderr
+    assert [timer["status"] for timer in shell.json_lines("replay", first, last)] == ["pending", "pending"]
+    deleted = [{"deleted": {"namespace": "default", "id": id}} for id in (first, last)]
+    assert shell.json_lines("delete", first, last, "--yes") == deleted
+
+
+def test_bulk_cancel_continues_until_all_are_canceled(shell: Shell) -> None:
+    id = fresh()
+    with Client(shell.env["TIMER_URL"], KEY) as client:
+        for _ in range(2):
+            client.batch_ids({"delay": "1h", "callback_url": URL, "correlation_id": id} for _ in range(600))
+    cancel = ("cancel", "--correlation-id", id, "--yes")
+    assert shell.json(*cancel, "--before", "in 10 minutes") == {"canceled": 0}
+    assert shell.good(*cancel, "--after", "in 10 minutes", "--limit", "1") == "1 timer canceled\n"
+    assert shell.json(*cancel) == {"canceled": 1199}
+    assert shell.good("count", "--correlation-id", id, "--status", "canceled") == "1200\n"
+
+
+def test_cancel_of_everything_needs_the_namespace_star(shell: Shell) -> None:
+    id = fresh()
+    shell.good("create", "--in", "1h", "--url", URL, "--id", id)
+    assert "--namespace '*' is all" in shell.bad(2, "cancel", "--yes")
+    assert shell.json("get", id)["status"] == "pending"
+    shell.good("cancel", "--namespace", "*", "--yes")
+    assert shell.json("get", id)["status"] == "canceled"
+
+
+def test_create_sends_every_option(shell: Shell) -> None:
     namespace, id = fresh(), fresh()
     shell.good("namespaces", "create", namespace)
     at = (datetime.now(UTC) + timedelta(days=400)).strftime("%Y-%m-%dT%H:%M:%S.000Z")
@@ -55,24 +104,27 @@ def test_every_option_of_create(shell: Shell) -> None:
     assert timer["callbackHeaders"] == {"X-A": "b:c", "X-D": "e"}
     assert (timer["metadata"], timer["correlationId"], timer["retryPolicy"]["maxRetries"]) == ([1], "c 1", 0)
     assert (timer["callbackTimeout"], timer["responseProtocol"]) == ("5s", "status")
-    assert shell.json(*arguments)["id"] == id  # the same again
+    assert shell.json(*arguments)["id"] == id  # an identical create returns the same timer
     changed = [*arguments, "--payload", "2"]
-    assert "other parameters" in shell.bad(1, *changed) and "--replace" in shell.bad(1, *changed)
+    assert "--replace" in shell.bad(1, *changed)
     assert shell.json(*changed, "--replace")["payload"] == 2
     shown = shell.good("get", f"{namespace}/{id}")
     assert "X-A: b:c" in shown and "any 2xx" in shown and re.search(r"retries +none", shown)
 
 
-def test_payloads_from_a_file_and_from_another_command(shell: Shell) -> None:
+def test_payload_can_come_from_a_file_or_stdin(shell: Shell) -> None:
     (shell.directory / "order.json").write_text('{"from": "file"}\n')
     create = ["create", "--in", "1h", "--url", URL, "--payload"]
     assert shell.json(*create, "@order.json")["payload"] == {"from": "file"}
     assert shell.json(*create, "-", stdin='"stdin"')["payload"] == "stdin"
     assert "can't read none.json" in shell.bad(2, *create, "@none.json")
-    assert "is not JSON" in shell.bad(2, *create, "-", stdin="{")
+    (shell.directory / "broken.json").write_text("{")
+    assert "--payload: broken.json is not valid JSON (" in shell.bad(2, *create, "@broken.json")
+    assert "--payload: stdin is not valid JSON (" in shell.bad(2, *create, "-", stdin="{")
+    assert shell.json(*create, "-1.5e3")["payload"] == -1500
 
 
-def test_lists(shell: Shell) -> None:
+def test_list_filters_aligns_and_limits(shell: Shell) -> None:
     namespace = fresh()
     shell.good("namespaces", "create", namespace)
     with Client(shell.env["TIMER_URL"], KEY) as client:
@@ -83,31 +135,35 @@ def test_lists(shell: Shell) -> None:
     assert [line.split()[0] for line in lines[1:]] == [f"{namespace}/t{n}" for n in range(5)]
     assert len({line.index("pending") for line in lines[1:]}) == 1  # aligned
     page = shell.run("list", "--namespace", namespace, "--limit", "2")
-    assert len(page.stdout.splitlines()) == 3 and "--all" in page.stderr
-    cut = shell.json("list", "--namespace", namespace, "--limit", "2")
-    assert len(cut["timers"]) == 2 and cut["nextCursor"]
-    whole = shell.json("list", "--namespace", namespace, "--all")
-    assert len(whole["timers"]) == 5 and whole["nextCursor"] is None
+    assert len(page.stdout.splitlines()) == 3 and page.stderr.startswith("showing 2; more available: ")
+    assert len(shell.json_lines("list", "--namespace", namespace, "--limit", "2")) == 2
+    assert "more available" in shell.run("list", "--namespace", namespace, "--limit", "2", "--json").stderr
+    assert len(shell.json_lines("list", "--namespace", namespace, "--all")) == 5
     soon = (datetime.now(UTC) + timedelta(hours=2.5)).isoformat()
-    assert [t["id"] for t in shell.json("list", "--namespace", namespace, "--before", soon)["timers"]] == ["t0", "t1"]
-    late = shell.json("list", "--namespace", namespace, "--after", soon, "--status", "pending")
-    assert [t["id"] for t in late["timers"]] == ["t2", "t3", "t4"]
+    assert [t["id"] for t in shell.json_lines("list", "--namespace", namespace, "--before", soon)] == ["t0", "t1"]
+    late = shell.json_lines("list", "--namespace", namespace, "--after", soon, "--status", "pending")
+    assert [t["id"] for t in late] == ["t2", "t3", "t4"]
+    assert [t["id"] for t in shell.json_lines("list", "--namespace", namespace, "--id", "t3")] == ["t3"]
+    assert shell.good("count", "--namespace", namespace, "--id", "t3") == "1\n"
+    assert shell.good("count", "--namespace", namespace, "--before", "in 150 minutes") == "2\n"
     assert shell.run("list", "--correlation-id", fresh()).stderr == "no timers\n"
-    assert "executeAfter" in shell.bad(1, "list", "--after", "yesterday")
 
 
-def test_short_pages_are_gone_on_from(shell: Shell) -> None:
+def test_list_continues_after_short_pages(shell: Shell) -> None:
     namespace = fresh()
     shell.good("namespaces", "create", namespace)
     with Client(shell.env["TIMER_URL"], KEY) as client:
-        new = [{"delay": f"{n + 1}h", "callback_url": URL, "id": f"t{n}", "namespace": namespace} for n in range(20)]
-        client.batch([one | {"payload": "x" * 250_000} for one in new])
+        payload = "x" * 250_000
+        client.batch(
+            {"delay": f"{n + 1}h", "callback_url": URL, "id": f"t{n}", "namespace": namespace, "payload": payload}
+            for n in range(20)
+        )
     for options, number in ((["--limit", "19"], 19), (["--all"], 20)):
-        listed = shell.json("list", "--namespace", namespace, "--status", "pending", *options)
-        assert [t["id"] for t in listed["timers"]] == [f"t{n}" for n in range(number)]
+        listed = shell.json_lines("list", "--namespace", namespace, "--status", "pending", *options)
+        assert [t["id"] for t in listed] == [f"t{n}" for n in range(number)]
 
 
-def test_attempts_and_replays(shell: Shell, receiver: Receiver) -> None:
+def test_attempts_are_shown_and_failed_timers_replayed(shell: Shell, receiver: Receiver) -> None:
     namespace = fresh()
     shell.good("namespaces", "create", namespace)
     url = receiver.reply(f"/{namespace}", Reply(status=500, body=b"no\x1b[2J\nway"))
@@ -115,15 +171,15 @@ def test_attempts_and_replays(shell: Shell, receiver: Receiver) -> None:
     for id in ("a", "b"):
         shell.good(*create, id)
     failed = ["list", "--namespace", namespace, "--status", "failed"]
-    until("both failed", lambda: len(shell.json(*failed)["timers"]) == 2)
+    until("both timers have failed", lambda: len(shell.json_lines(*failed)) == 2)
     assert shell.run("watch", f"{namespace}/a").returncode == 1
     table = shell.good("attempts", f"{namespace}/a")
-    assert re.search(r"^1 .* answered +500 ", table, re.MULTILINE), table
+    assert re.search(r"^1 .* answered +500 +HTTP 500 +no", table, re.MULTILINE), table
     [attempt] = shell.json("attempts", f"{namespace}/a")["attempts"]
     assert attempt["status"] == 500 and attempt["answer"] == "no\x1b[2J\nway"
     assert "pending  due" in shell.good("replay", f"{namespace}/a")
     receiver.wait(f"/{namespace}", 3)
-    until("it failed again", lambda: len(shell.json(*failed)["timers"]) == 2)
+    until("the timer has failed again", lambda: len(shell.json_lines(*failed)) == 2)
     assert "--yes" in shell.bad(2, "replay", "--status", "failed", "--namespace", namespace)
     assert shell.good("replay", "--status", "failed", "--namespace", namespace, "--yes") == "2 timers replayed\n"
     receiver.wait(f"/{namespace}", 5)
@@ -134,19 +190,19 @@ def test_attempts_and_replays(shell: Shell, receiver: Receiver) -> None:
     assert "cannot replay" in shell.bad(1, "replay", id)
 
 
-def test_namespaces(shell: Shell) -> None:
+def test_namespaces_can_be_created_shown_paused_and_given_secrets(shell: Shell) -> None:
     name = fresh()
     assert re.search(r"retention +9d", shell.good("namespaces", "create", name, "--retention", "9d", "--shards", "4"))
     assert re.search(rf"^{name} +active +4 +9d +1 +0 ", shell.good("namespaces"), re.MULTILINE)
     assert shell.good("namespaces", "list").splitlines()[0].startswith("NAMESPACE")
-    assert "paused: nothing of it fires" in shell.good("namespaces", "pause", name)
+    assert "paused: its timers do not fire" in shell.good("namespaces", "pause", name)
     assert shell.json("namespaces", "show", name)["paused"] is True
     assert shell.json("namespaces", "resume", name)["paused"] is False
     made = shell.json("namespaces", "secret", "add", name)
     assert made["secret"].startswith("whsec_")
     assert "whsec_" in shell.good("namespaces", "secret", "add", name)
     shown = shell.good("namespaces", "show", name)
-    assert re.search(rf"{made['id']}, ends in (1d|24h|23h)", shown), shown
+    assert re.search(rf"{made['id']}, signs callbacks until in (1d|24h|23h)", shown), shown
     assert "deleted" in shell.good("namespaces", "secret", "delete", name, made["id"])
     assert {each["name"] for each in shell.json("namespaces")["namespaces"]} >= {"default", name}
     assert "namespaces create" in shell.bad(1, "namespaces", "show", fresh())
@@ -154,11 +210,11 @@ def test_namespaces(shell: Shell) -> None:
     assert shell.bad(1, "namespaces", "create", name, "--shards", "5")
 
 
-def test_namespace_settings_are_updated(shell: Shell) -> None:
+def test_namespace_settings_can_be_updated(shell: Shell) -> None:
     name = fresh()
     assert re.search(r"^weight +5$", shell.good("namespaces", "create", name, "--weight", "5"), re.MULTILINE)
     assert shell.json("namespaces", "create", name, "--weight", "5")["weight"] == 5
-    assert "exists with other settings" in shell.bad(1, "namespaces", "create", name, "--weight", "6")
+    assert "already exists with a different weight" in shell.bad(1, "namespaces", "create", name, "--weight", "6")
     assert re.search(r"^weight +100$", shell.good("namespaces", "update", name, "--weight", "100"), re.MULTILINE)
     updated = shell.json("namespaces", "update", name, "--retention", "9d")
     assert (updated["retention"], updated["weight"]) == ("9d", 100)
@@ -172,58 +228,111 @@ def test_namespace_settings_are_updated(shell: Shell) -> None:
     ("arguments", "says"),
     [
         ([], "required: command (usage: duetime --help)"),
-        (["fly"], "invalid choice: 'fly'"),
+        (["fly"], "unknown command 'fly' (usage"),
         (["create", "--url", URL], "--in --at is required"),
         (["create", "--in", "1s"], "required: --url (usage: duetime create --help)"),
-        (["create", "--in", "1s", "--at", "x", "--url", URL], "not allowed with argument --in"),
+        (["create", "--in", "1s", "--at", "friday 9:00", "--url", URL], "not allowed with argument --in"),
         (["create", "--in", "1s", "--url", URL, "--header", "x"], "--header: must be 'NAME: VALUE'"),
-        (["create", "--in", "1s", "--url", URL, "--payload", "{a"], "--payload: is not JSON"),
-        (["create", "--in", "1s", "--url", URL, "--replace"], "--replace needs the --id"),
-        (["create", "--in", "1s", "--url", URL, "--retries", "-1"], "--retries: must be a whole number"),
+        (
+            ["create", "--in", "1s", "--url", URL, "--payload", "{a"],
+            "--payload: is not valid JSON: put JSON in single quotes",
+        ),
+        (["create", "--in", "1s", "--url", URL, "--replace"], "--replace needs --id"),
+        (["create", "--in", "1s", "--url", URL, "--retries", "-1"], "--retries: must be a whole number, at least 0"),
         (["get"], "required: timer"),
         (["get", "/x"], "names no timer"),
         (["get", "x/"], "names no timer"),
         (["list", "--status", "lost"], "invalid choice: 'lost'"),
-        (["list", "--limit", "0"], "--limit: must be a whole number from 1 on"),
-        (["list", "--stat", "failed"], "unrecognized arguments: --stat"),
+        (["list", "--limit", "0"], "--limit: must be a whole number, at least 1"),
+        (["list", "--stat", "failed"], "unknown option --stat; did you mean --status? (usage: duetime list --help)"),
+        (["create", "--delay", "5s"], "unknown option --delay; did you mean --in? (usage: duetime create --help)"),
+        (["create", "--in", "5s", "--callback-url", URL], "unknown option --callback-url; did you mean --url?"),
+        (["create", "--retry=3", "--in", "5s"], "unknown option --retry; did you mean --retries?"),
+        (["create", "--body", "x"], "unknown option --body; did you mean --payload?"),
+        (["create", "--in", "-5s", "--url", URL], "--in: '-5s' is not a duration"),
+        (["--fast", "list"], "unknown option --fast (usage: duetime --help)"),
+        (["get", "x", "y"], "unrecognized arguments: y (usage: duetime get --help)"),
+        (["crate"], "unknown command 'crate'; did you mean `duetime create`?"),
+        (["server"], "unknown command 'server'; did you mean `duetime serve`?"),
+        (["pause", "x"], "unknown command 'pause'; did you mean `duetime namespaces pause`?"),
+        (["list-all-of-them"], "unknown command 'list-all-of-them' (usage: duetime --help)"),
         (["update", "x"], "nothing to change"),
-        (["replay"], "name a timer, or choose timers with --status"),
+        (["create", "--in", "soon", "--url", URL], "--in: 'soon' is not a duration like 30s, 10m"),
+        (["create", "--at", "soon", "--url", URL], "--at: 'soon' is not a time like 'tomorrow 9:00'"),
+        (["list", "--after", "soon"], "--after: 'soon' is not a time like 'today'"),
+        (["cancel"], "give timer ids or filters: --namespace"),
+        (["cancel", "x", "--correlation-id", "c"], "give timer ids or filters, not both"),
+        (["delete"], "required: timer"),
+        (["delete", "x"], "stdin is not a terminal: add --yes"),
+        (["replay"], "give timer ids, or --status with other filters"),
         (["replay", "x", "--status", "failed"], "not both"),
-        (["namespaces", "secret"], "required: what"),
-        (["namespaces", "create", "x", "--weight", "0"], "--weight: must be a whole number from 1 on"),
-        (["namespaces", "update", "x", "--weight", "1.5"], "--weight: must be a whole number from 1 on"),
+        (["namespaces", "secret"], "required: command"),
+        (["namespaces", "create", "x", "--weight", "0"], "--weight: must be a whole number, at least 1"),
+        (["namespaces", "update", "x", "--weight", "1.5"], "--weight: must be a whole number, at least 1"),
         (["namespaces", "update", "x"], "nothing to change"),
-        (["serve", "--fast"], "unrecognized arguments: --fast"),
+        (["serve", "--fast"], "unknown option --fast (usage: duetime serve --help)"),
     ],
     ids=" ".join,
 )
-def test_what_is_not_understood(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In this process: these are many, and nothing is sent."""
+def test_usage_error_is_one_line_with_exit_code_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs in this process, which is faster and possible because nothing is sent."""
     try:
         code: object = main(arguments)
     except SystemExit as stopped:
         code = stopped.code
-    said = capsys.readouterr()
-    assert code == 2 and not said.out
-    assert said.err.startswith("duetime: ") and says in said.err and said.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert code == 2 and not printed.out
+    assert printed.err.startswith("duetime: ") and says in printed.err and printed.err.count("\n") == 1
 
 
-def test_what_the_server_refuses_is_one_line(shell: Shell) -> None:
-    assert shell.bad(1, "create", "--in", "soon", "--url", URL).startswith("delay must be a duration like")
-    assert "must be in the future" in shell.bad(1, "create", "--at", "2001-01-01T00:00:00Z", "--url", URL)
-    assert "the key is missing or wrong" in shell.bad(1, "list", API_KEY="x" * 40)
-    assert "the key is missing or wrong" in shell.bad(1, "list", API_KEY="")
+def test_errors_of_the_server_name_the_flag(shell: Shell) -> None:
+    refused = {
+        "--at: must be in the future": ["--at", "2001-01-01T00:00:00Z", "--url", URL],
+        "--in: must be at most 100 years": ["--in", "36526d", "--url", URL],
+        "--at: must be at most 100 years": ["--at", "in 36526 days", "--url", URL],
+        "--url: ": ["--in", "1s", "--url", "ftp://x"],
+        "--header: ": ["--in", "1s", "--url", URL, "--header", "Host: x"],
+        "--timeout: ": ["--in", "1s", "--url", URL, "--timeout", "0s"],
+        "--retries: ": ["--in", "1s", "--url", URL, "--retries", "999999999"],
+        "--id: ": ["--in", "1s", "--url", URL, "--id", "x" * 256],
+        "--namespace: ": ["--in", "1s", "--url", URL, "--namespace", "a b"],
+        "--correlation-id: ": ["--in", "1s", "--url", URL, "--correlation-id", ""],
+    }
+    for says, options in refused.items():
+        assert shell.bad(1, "create", *options).startswith(says), says
+    for command in (["list"], ["count"], ["cancel"], ["replay", "--status", "failed"]):
+        line = shell.bad(1, *command, "--namespace", "nope")
+        assert line.startswith("namespace 'nope' does not exist: create it with `duetime namespaces create`")
+    assert "the server rejected the API key" in shell.bad(1, "list", API_KEY="x" * 40)
+    assert "the server rejected the API key" in shell.bad(1, "list", API_KEY="")
     assert "not the address of a server" in shell.bad(1, "--server", "nowhere", "list")
 
 
-def test_no_server(shell: Shell) -> None:
+def test_other_server_is_not_mistaken_for_a_missing_timer(shell: Shell) -> None:
+    with Receiver() as other:
+        other.reply("/api/v1/timers/default/a", Reply(404, b"<html>"))
+        other.reply("/api/v1/timers", Reply(501, b"<html>"))
+        for status, command in ((404, ["get", "a"]), (501, ["create", "--in", "1h", "--url", URL])):
+            assert shell.bad(1, "--server", other.base, *command) == (
+                f"{other.base} responds, but not like Duetime (status {status}): check the address of the server "
+                "(--server, TIMER_URL or the profile)"
+            )
+
+
+def test_refused_connection_suggests_to_start_the_server(shell: Shell) -> None:
     with unused_port() as port:
         for command in (["list"], ["watch"], ["watch", "x"]):
             line = shell.bad(1, "--url", f"http://127.0.0.1:{port}", *command)
             assert "connection refused" in line and "`duetime serve`" in line
+    line = shell.bad(1, "--server", "http://no-such-name.invalid", "list")
+    assert "check the address of the server" in line and "duetime serve" not in line
+    line = shell.bad(1, "--server", shell.env["TIMER_URL"].replace("http:", "https:"), "list")
+    assert line.endswith("is it a server without TLS, at http://?")
 
 
-def test_the_server_and_the_key_from_everywhere(shell: Shell, service: Duetime) -> None:
+def test_server_and_key_can_be_given_before_or_after_the_command(shell: Shell, service: Duetime) -> None:
     url = shell.env.pop("TIMER_URL")
     del shell.env["API_KEY"]
     for before, after in (
@@ -246,8 +355,10 @@ def helped(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     return capsys.readouterr().out
 
 
-def test_help_teaches(shell: Shell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")  # it is as wide as the terminal
+def test_help_has_usage_and_examples(
+    shell: Shell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # help texts are as wide as the terminal
     top = shell.good("--help")
     commands = ("serve", "create", "get", "list", "update", "cancel", "replay", "watch", "namespaces", "attempts")
     for command in commands:
@@ -258,11 +369,11 @@ def test_help_teaches(shell: Shell, capsys: pytest.CaptureFixture[str], monkeypa
             assert "examples:\n  duetime " in text, command
             assert max(map(len, text.splitlines())) <= 120, command
     assert "DATABASE_URL" in helped(capsys, "serve")
-    assert "DELETE /api/v1/timers" in helped(capsys, "cancel")
+    assert shell.good("help", "list") == shell.good("list", "--help")
     assert shell.good("--version").startswith("duetime ")
 
 
-def test_each_command_imports_only_what_it_needs(shell: Shell) -> None:
+def test_commands_import_only_what_they_need(shell: Shell) -> None:
     def loaded(*arguments: str) -> set[str]:
         script = (
             "import sys; from duetime.cli import main\n"
@@ -281,7 +392,7 @@ def test_each_command_imports_only_what_it_needs(shell: Shell) -> None:
         return set(ran.stderr.splitlines())
 
     of_client = loaded("list")
-    assert "duetime.client.blocking" in of_client
+    assert "duetime.client.sync_client" in of_client
     for module in of_client:
         assert not module.startswith(
             ("uvloop", "httptools", "apsw", "duetime.doors", "duetime.stores", "duetime.engine")
@@ -291,7 +402,7 @@ def test_each_command_imports_only_what_it_needs(shell: Shell) -> None:
     assert "uvloop" in of_serve and not any(module.startswith("duetime.client") for module in of_serve)
 
 
-def test_a_reader_that_has_seen_enough(shell: Shell) -> None:
+def test_closed_pipe_ends_the_command_silently(shell: Shell) -> None:
     for _ in range(3):
         shell.good("create", "--in", "1h", "--url", URL, "--payload", json.dumps("x" * 100_000))
     command = " ".join([*COMMAND, "list", "--json", "--all"])
@@ -320,17 +431,35 @@ def test_a_reader_that_has_seen_enough(shell: Shell) -> None:
         (86_400 * 400, "in 400d"),
     ],
 )
-def test_relative_times(seconds: float, text: str) -> None:
+def test_relative_time_is_rounded_to_two_units(seconds: float, text: str) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     assert output.relative(now + timedelta(seconds=seconds), round(now.timestamp() * 1000)) == text
 
 
-def test_what_others_wrote_can_not_move_the_cursor() -> None:
+def test_control_characters_are_escaped() -> None:
     assert output.safe("a\x1b[2J\nü\udcff") == "a\\x1b[2J\\nü\\udcff"
+
+
+def test_text_is_shortened_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("x" * 30, "pending", "y" * 50), ("x", "failed", "y" * 40)]
+    heads = ("TIMER", "STATUS", "ERROR")
+    assert output.short("x" * 100, 10) == "x" * 100
+    assert output.table(heads, rows, free_text=(0, 2))[1] == f"{'x' * 30}  pending  {'y' * 50}"
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
     assert output.short("x" * 100, 10) == "x" * 9 + "…"
+    for columns, line in (
+        (91, f"{'x' * 30}  pending  {'y' * 50}"),
+        (80, f"{'x' * 30}  pending  {'y' * 38}…"),
+        (60, f"{'x' * 23}…  pending  {'y' * 24}…"),
+        (20, f"{'x' * 11}…  pendi…"),
+    ):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = output.table(heads, rows, free_text=(0, 2))
+        assert lines[1] == line and max(map(len, lines)) <= columns
 
 
-def test_bytes_that_are_no_text_are_refused_politely(shell: Shell) -> None:
+def test_argument_that_is_not_utf8_is_an_error(shell: Shell) -> None:
     ran = subprocess.run(
         [*[part.encode() for part in COMMAND], b"get", b"\xff"],
         cwd=shell.directory,
@@ -341,7 +470,7 @@ def test_bytes_that_are_no_text_are_refused_politely(shell: Shell) -> None:
     assert ran.returncode == 1 and ran.stderr.startswith(b"duetime: ") and ran.stderr.count(b"\n") == 1
 
 
-def test_the_page_names_every_command(shell: Shell) -> None:
+def test_every_command_is_documented(shell: Shell) -> None:
     page = (Path(__file__).parents[2] / "docs/cli.md").read_text()
     for command in re.findall(r"^    ([a-z]+) ", shell.good("--help"), re.MULTILINE):
         assert f"| `duetime {command}` |" in page, command

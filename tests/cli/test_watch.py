@@ -1,4 +1,4 @@
-"""``duetime watch`` into a pipe and on a terminal, to its end and to Ctrl-C."""
+"""``duetime watch`` in a pipe and on a terminal; questions, progress and tables on a terminal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ import subprocess
 import termios
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from duetime.client import Client
-from tests.cli.conftest import COMMAND, Shell, interruptible
+from tests.cli.conftest import COMMAND, Shell, interruptible, started
 from tests.servers import PATIENCE_SECONDS, Receiver, Reply
 
 URL = "http://127.0.0.1:9/never"
@@ -32,28 +31,9 @@ def fresh() -> str:
     return uuid.uuid4().hex
 
 
-@contextlib.contextmanager
-def started(shell: Shell, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A command whose lines can be read while it runs."""
-    with interruptible():
-        process = subprocess.Popen(
-            [*COMMAND, *arguments],
-            cwd=shell.directory,
-            env=shell.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def test_one_timer_to_its_end(shell: Shell, receiver: Receiver) -> None:
+def test_watch_follows_one_timer_until_it_completes(shell: Shell, receiver: Receiver) -> None:
     id = fresh()
-    slow = receiver.reply(f"/{id}", Reply(delay_seconds=2.5))  # so that it is seen more than once while it executes
+    slow = receiver.reply(f"/{id}", Reply(delay_seconds=2.5))  # so that watch polls more than once while it executes
     shell.good("create", "--in", "1h", "--url", slow, "--id", id)
     with started(shell, "watch", id) as process:
         assert process.stdout is not None
@@ -64,21 +44,22 @@ def test_one_timer_to_its_end(shell: Shell, receiver: Receiver) -> None:
     assert re.match(rf"default/{id}  pending  due ", lines[0])
     assert re.match(rf"default/{id}  completed  ", lines[-1])
     statuses = [line.split()[1] for line in lines]
-    assert statuses.count("pending") <= 2 and statuses.count("executing") <= 1  # what did not change is not told again
-    assert shell.json("watch", id)["status"] == "completed"
+    assert statuses.count("pending") <= 2 and statuses.count("executing") <= 1  # only changes are printed
+    [timer] = shell.json_lines("watch", id)
+    assert timer["status"] == "completed"
 
 
-def test_one_timer_that_fails(shell: Shell, receiver: Receiver) -> None:
+def test_watch_exits_with_1_if_the_timer_fails(shell: Shell, receiver: Receiver) -> None:
     id = fresh()
     shell.good("create", "--in", "0s", "--url", receiver.reply(f"/{id}", Reply(500)), "--id", id, "--retries", "0")
     ran = shell.run("watch", id)
     assert ran.returncode == 1 and "failed" in ran.stdout and not ran.stderr
     ran = shell.run("watch", id, "--json")
     assert ran.returncode == 1 and json.loads(ran.stdout)["status"] == "failed"
-    assert "there is no timer" in shell.bad(1, "watch", fresh())
+    assert "not found" in shell.bad(1, "watch", fresh())
 
 
-def test_everything_line_by_line_until_ctrl_c(shell: Shell, receiver: Receiver) -> None:
+def test_watch_follows_all_timers_until_ctrl_c(shell: Shell, receiver: Receiver) -> None:
     namespace = fresh()
     shell.good("namespaces", "create", namespace)
     shell.good("create", "--in", "1h", "--url", URL, "--namespace", namespace, "--id", "later")
@@ -93,13 +74,13 @@ def test_everything_line_by_line_until_ctrl_c(shell: Shell, receiver: Receiver) 
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_SECONDS) == 130
         assert process.stderr.read() == ""
-    standing = shell.json("watch", "--namespace", namespace)
-    assert [timer["id"] for timer in standing["due"]] == ["later"]
-    assert [timer["id"] for timer in standing["finished"]] == ["now"]
+    with started(shell, "watch", "--namespace", namespace, "--json") as process:
+        assert process.stdout is not None
+        assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == ["now", "later"]
 
 
 class Terminal:
-    """A command on a terminal of its own."""
+    """A command that runs on its own terminal."""
 
     def __init__(self, shell: Shell, *arguments: str, rows: int = 24, columns: int = 100, **env: str) -> None:
         self.text = ""
@@ -144,7 +125,7 @@ class Terminal:
         self.process.wait()
 
 
-def test_one_timer_is_drawn_in_place(shell: Shell, receiver: Receiver) -> None:
+def test_watch_redraws_one_timer_in_place(shell: Shell, receiver: Receiver) -> None:
     id = fresh()
     shell.good("create", "--in", "1h", "--url", receiver.url(f"/{id}"), "--id", id)
     with Terminal(shell, "watch", id) as terminal:
@@ -157,14 +138,14 @@ def test_one_timer_is_drawn_in_place(shell: Shell, receiver: Receiver) -> None:
     assert "\x1b" not in plain.text and "completed" in plain.text
 
 
-def test_everything_is_drawn_within_the_terminal(shell: Shell) -> None:
+def test_watch_fits_the_terminal(shell: Shell) -> None:
     namespace = fresh()
     with Client(shell.env["TIMER_URL"], shell.env["API_KEY"]) as client:
         client.create_namespace(namespace)
         for n in range(12):
             client.create(delay="1h", callback_url=URL, namespace=namespace, id=f"{n:0>200}")
     with Terminal(shell, "watch", "--namespace", namespace, rows=12, columns=60) as terminal:
-        terminal.until(r"\x1b\[\d+F\x1b\[J[^\0]*nothing just finished")
+        terminal.until(r"\x1b\[\d+F\x1b\[J[^\0]*no finished timers")
         os.kill(terminal.process.pid, signal.SIGINT)
         assert terminal.end() == 130
     assert "Traceback" not in terminal.text
@@ -173,19 +154,53 @@ def test_everything_is_drawn_within_the_terminal(shell: Shell) -> None:
     assert len(lines) <= 12 and max(map(len, lines)) <= 60
 
 
-@pytest.mark.parametrize(
-    ("answer", "code", "says"), [("y\n", 0, "0 timers replayed"), ("\n", 2, "nothing was replayed")]
-)
-def test_a_replay_of_many_asks_first(shell: Shell, answer: str, code: int, says: str) -> None:
-    with Terminal(shell, "replay", "--status", "failed", "--correlation-id", fresh()) as terminal:
-        terminal.until(r"Fire up to 100 failed timers .*\? \[y/N\] ")
-        terminal.type(answer)
-        assert terminal.end() == code
-    assert says in terminal.text
+@pytest.mark.parametrize("command", ["cancel", "replay"])
+@pytest.mark.parametrize("answer", ["y", ""])
+def test_bulk_commands_show_the_count_and_ask(shell: Shell, command: str, answer: str) -> None:
+    id = fresh()
+    with Client(shell.env["TIMER_URL"], shell.env["API_KEY"]) as client:
+        client.batch({"delay": "1h", "callback_url": URL, "correlation_id": id} for _ in range(3))
+        if command == "replay":
+            assert client.cancel_all(correlation_id=id) == 3
+    status = {"cancel": [], "replay": ["--status", "canceled"]}[command]
+    before, after = {"cancel": ("pending", "canceled"), "replay": ("canceled", "replayed")}[command]
+    with Terminal(shell, command, *status, "--correlation-id", id) as terminal:
+        question = rf"{command.capitalize()} 3 {before} timers in all namespaces with correlation id {id}\? \[y/N\] "
+        terminal.until(question)
+        terminal.type(f"{answer}\n")
+        assert terminal.end() == (0 if answer else 2)
+    left = shell.good("count", "--correlation-id", id, "--status", before)
+    if answer:
+        assert f"{after} 3 of 3" in terminal.text and f"3 timers {after}" in terminal.text and left == "0\n"
+    else:
+        assert f"nothing was {after}" in terminal.text and left == "3\n"
 
 
-def test_the_examples_of_the_page_work_when_pasted(shell: Shell, receiver: Receiver) -> None:
-    """All of them in one shell, as written but for the ports."""
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_delete_asks_first(shell: Shell, answer: str) -> None:
+    id = fresh()
+    shell.good("create", "--in", "1h", "--url", URL, "--id", id)
+    with Terminal(shell, "delete", id) as terminal:
+        terminal.until(rf"Delete default/{id} for good\? \[y/N\] ")
+        terminal.type(f"{answer}\n")
+        assert terminal.end() == (0 if answer == "y" else 2)
+    assert shell.run("get", id).returncode == (1 if answer == "y" else 0)
+
+
+def test_rows_fit_the_terminal(shell: Shell) -> None:
+    namespace = fresh()
+    shell.good("namespaces", "create", namespace)
+    url = f"http://127.0.0.1:9/{'long/' * 30}"
+    shell.good("create", "--in", "1h", "--url", url, "--namespace", namespace, "--id", "a")
+    with Terminal(shell, "list", "--namespace", namespace, columns=130) as terminal:
+        assert terminal.end() == 0
+    lines = re.sub(r"\x1b\[\d*m", "", terminal.text).splitlines()
+    assert len(lines) == 2 and max(map(len, lines)) <= 130 and lines[1].endswith("…") and f"{namespace}/a" in lines[1]
+    assert url in shell.good("list", "--namespace", namespace)
+
+
+def test_examples_of_the_docs_work_when_pasted(shell: Shell, receiver: Receiver) -> None:
+    """All examples in one shell, unchanged except for the ports."""
     page = (Path(__file__).parents[2] / "docs/cli.md").read_text()
     examples = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     assert len(examples) == 5
@@ -194,6 +209,6 @@ def test_the_examples_of_the_page_work_when_pasted(shell: Shell, receiver: Recei
     ran = subprocess.run(
         ["bash", "-c", script], cwd=shell.directory, env=shell.env, capture_output=True, text=True, check=False
     )
-    assert ran.returncode == 0 and "duetime:" not in ran.stderr, ran
-    assert ran.stdout.endswith("completed\n") and "default/order-7  removed" in ran.stdout
+    assert ran.returncode == 0 and not re.search("duetime: (?!--)", ran.stderr), ran
+    assert ran.stdout.endswith("completed\n") and "default/order-7  deleted" in ran.stdout
     assert re.search(r"shop/cart-1  completed", ran.stdout)

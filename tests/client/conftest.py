@@ -1,4 +1,4 @@
-"""One service and one receiver for the tests of the clients, and either client behind one blocking face."""
+"""A service and a receiver for the tests of the clients, and a fixture that runs a test with each of both clients."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from duetime.client import AsyncClient, Client
 from tests.servers import KEY, Duetime, Receiver
 
 
-class Blocked:
-    """An ``AsyncClient`` whose methods are run to their end, so that one test can be about both clients."""
+class Blocking:
+    """An ``AsyncClient`` with blocking methods, so that one test can cover both clients."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._runner = asyncio.Runner()
@@ -44,7 +44,7 @@ class Blocked:
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Duetime]:
     with Duetime(tmp_path_factory.mktemp("service")) as service:
-        service.disconnect()  # by the time a test needs it, the server may have closed what was kept
+        service.disconnect()  # the server may close an idle connection before a test uses it
         yield service
         assert "Traceback" not in service.stderr, service.stderr
 
@@ -61,9 +61,9 @@ def receiver() -> Iterator[Receiver]:
         receiver.release()
 
 
-@pytest.fixture(params=[Client, Blocked], ids=["sync", "async"])
+@pytest.fixture(params=[Client, Blocking], ids=["sync", "async"])
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Client]]:
-    """Makes clients and closes them."""
+    """Creates clients and closes them."""
     made: list[Any] = []
 
     def build(*args: Any, **options: Any) -> Client:
@@ -78,5 +78,5 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Client]]:
 
 @pytest.fixture
 def client(make: Callable[..., Client], url: str) -> Client:
-    """Either client, of the service. The type is a small lie that keeps tests typed."""
+    """A client of the service. ``Client`` stands for both classes in annotations."""
     return make(url, KEY)

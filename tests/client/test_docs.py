@@ -1,4 +1,4 @@
-"""The page about the client is true: its examples run as written, and every method and error is in it."""
+"""The documents about the client: their examples run as written, and they name every method and exception."""
 
 from __future__ import annotations
 
@@ -16,30 +16,81 @@ from duetime import client as module
 from duetime.client import AsyncClient, Client, DuetimeClientError
 from tests.servers import KEY, Duetime, Receiver
 
-PAGE = (Path(__file__).parents[2] / "docs/client.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/client.md").read_text()
+README = (ROOT / "sdks/python/README.md").read_text()
+
+# Replaces FastAPI, which is not installed here.
+FASTAPI = """
+class FastAPI:
+    def post(self, path):
+        return lambda function: function
+
+class HTTPException(Exception):
+    pass
+
+class Request:
+    def __init__(self, headers, body):
+        self.headers, self._body = headers, body
+
+    async def body(self):
+        return self._body
+"""
+CALLED = """
+from datetime import UTC, datetime
+
+from standardwebhooks import Webhook
+
+body = b'{"namespace": "shop", "id": "order-7", "payload": 1}'
+now = datetime.now(UTC)
+headers = {"webhook-id": "1", "webhook-timestamp": str(int(now.timestamp()))}
+headers["webhook-signature"] = Webhook(secret).sign("1", now, body.decode())
+for _ in range(2):
+    print(asyncio.run(hook(Request(headers, body))))
+try:
+    asyncio.run(hook(Request(headers, body + b" ")))
+except HTTPException as error:
+    print("status", error.args[0])
+client.close()
+"""
 
 
-def test_the_examples_work_when_pasted(url: str, receiver: Receiver, tmp_path: Path) -> None:
-    """One after the other, as a reader would paste them; only the ports are others."""
-    assert len(EXAMPLES) == 6
-    script = "\n".join(EXAMPLES).replace("http://localhost:8080", receiver.base) + "\nclient.close()\n"
-    env = os.environ | {"TIMER_URL": url, "API_KEY": KEY}
-    ran = subprocess.run(
+def ran(document: str, directory: Path, url: str, receiver: Receiver, *more: str) -> str:
+    """Run the examples one after the other, with other addresses and another key; returns their output."""
+    script = "\n".join([*re.findall(r"```python\n(.*?)```", document, re.DOTALL), *more])
+    for shown, real in (
+        ("http://localhost:8080", receiver.base),
+        ("http://localhost:3000", url),
+        ("YOUR-API-KEY", KEY),
+    ):
+        script = script.replace(shown, real)
+    done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
-        cwd=tmp_path,
-        env=env,
+        cwd=directory,
+        env=os.environ | {"TIMER_URL": url, "API_KEY": KEY},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert ran.returncode == 0 and not ran.stderr, ran.stderr
-    assert "pending" in ran.stdout and "[0, 1, 2]" in ran.stdout
-    assert "TIMER_NOT_FOUND timer not found\ndelay\n" in ran.stdout
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout
 
 
-def test_the_example_of_the_module_works(service: Duetime, url: str) -> None:
+def test_examples_of_the_page_work(url: str, receiver: Receiver, tmp_path: Path) -> None:
+    (tmp_path / "fastapi.py").write_text(FASTAPI)
+    output = ran(PAGE, tmp_path, url, receiver, CALLED)
+    assert "pending" in output and "['order-0', 'order-1', 'order-2']" in output and "\n1 canceled\n" in output
+    assert "TIMER_NOT_FOUND timer 'no-such-timer' not found in namespace 'default'\ndelay\n" in output
+    assert output.endswith("fired: shop order-7 1\n{'ok': True}\n{'ok': True}\nstatus 401\n")
+
+
+def test_examples_of_the_readme_work(url: str, receiver: Receiver, tmp_path: Path) -> None:
+    used = "print(receive.__name__, verify_webhook is not None)"
+    assert ran(README, tmp_path, url, receiver, used).endswith("receive True\n")
+
+
+def test_example_of_the_module_works(service: Duetime, url: str) -> None:
     [example] = re.findall(r"(?ms)^    from datetime.*?(?=^``Client``)", module.__doc__ or "")
     example = textwrap.dedent(example)
     names: dict[str, object] = {}
@@ -52,7 +103,7 @@ def test_the_example_of_the_module_works(service: Duetime, url: str) -> None:
 
 def test_every_method_and_error_is_documented() -> None:
     methods = [name for name, _ in inspect.getmembers(Client) if not name.startswith("_")]
-    for name in set(methods) - {"run", "walk", "url"}:
+    for name in set(methods) - {"run", "run_all", "walk", "url"}:
         assert f"`{name}" in PAGE, name
         assert getattr(Client, name).__doc__ and getattr(AsyncClient, name).__doc__
     for name, kind in inspect.getmembers(module, inspect.isclass):

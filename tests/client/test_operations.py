@@ -1,7 +1,8 @@
-"""Every operation of the clients against a real service, and what they raise when it says no."""
+"""Every operation of both clients against a real service, and the exceptions for requests that it rejects."""
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
 from collections.abc import Callable
@@ -20,13 +21,14 @@ from duetime.client import (
     NewTimer,
     NotFound,
     NotPending,
+    RetryPolicy,
     Status,
     Timer,
     Unauthorized,
     calls,
     exchange,
 )
-from duetime.client.values import to_json
+from duetime.client.values import decode, to_json
 from duetime.settings import keyfile
 from tests.servers import KEY, Duetime, Receiver, Reply, until
 
@@ -46,7 +48,7 @@ def finished(client: Client, id: str) -> Timer:
     return timer
 
 
-def test_a_timer_from_create_to_delete(client: Client, receiver: Receiver) -> None:
+def test_timer_from_create_to_delete(client: Client, receiver: Receiver) -> None:
     path = f"/{fresh()}"
     at = datetime.now(UTC) + timedelta(hours=1)
     made = client.create(
@@ -62,14 +64,14 @@ def test_a_timer_from_create_to_delete(client: Client, receiver: Receiver) -> No
         response_protocol="status",
     )
     assert uuid.UUID(made.id) and made.namespace == "default" and made.status is Status.PENDING
-    assert timedelta(0) <= made.execute_at - at < timedelta(milliseconds=1)  # never too early
+    assert timedelta(0) <= made.execute_at - at < timedelta(milliseconds=1)  # rounded up
     assert made.callback_timeout == timedelta(seconds=31.5) and str(made.callback_timeout) == "31s500ms"
     assert (made.retry_policy.max_retries, made.retry_policy.initial_interval) == (7, timedelta(seconds=90))
     assert made.retry_policy.max_retry_attempts_duration == timedelta(days=1)
     assert made.payload == {"text": "ü", "big": 10**30, "none": None} and made.metadata == [1, 2.5]
     assert client.get(made.id) == made
 
-    # A policy that was read can be written.
+    # A policy from a response is accepted in a request.
     changed = client.update(made.id, payload=None, retry_policy=made.retry_policy, delay="0s")
     assert changed.payload is None and changed.retry_policy == made.retry_policy
     [request] = receiver.wait(path)
@@ -89,6 +91,7 @@ def test_a_timer_from_create_to_delete(client: Client, receiver: Receiver) -> No
     with pytest.raises(NotFound) as gone:
         client.get(made.id)
     assert gone.value.code == "TIMER_NOT_FOUND"
+    assert str(gone.value) == f"timer '{made.id}' not found in namespace 'default'"
 
 
 def test_create_is_idempotent_and_upsert_replaces(client: Client) -> None:
@@ -104,13 +107,13 @@ def test_create_is_idempotent_and_upsert_replaces(client: Client) -> None:
 
 
 @pytest.mark.parametrize("id", ["a/b", "ü ?#%", ".", "..", "a+b&c=d", "x" * 255])
-def test_any_id_can_be_named(client: Client, id: str) -> None:
+def test_ids_can_have_special_characters(client: Client, id: str) -> None:
     assert client.upsert(id=id, delay="1h", callback_url=URL).id == id
     assert client.get(id).id == id
     client.delete(id)
 
 
-def test_lists_and_pages(client: Client) -> None:
+def test_lists_and_pages_contain_the_filtered_timers_in_order(client: Client) -> None:
     group = fresh()
     client.create_namespace(group)
     now = datetime.now(UTC)
@@ -141,17 +144,17 @@ def test_lists_and_pages(client: Client) -> None:
         client.page(cursor="nonsense")
 
 
-def test_short_pages_are_gone_on_from(client: Client) -> None:
-    """A page ends after some megabytes of timers, though more were asked for."""
+def test_lists_continue_after_short_pages(client: Client) -> None:
+    """The server ends a page after some megabytes, even below the limit."""
     group = fresh()
     client.create_namespace(group)
-    new = [
+    new: list[NewTimer] = [
         {"id": f"t{n}", "namespace": group, "delay": f"{n + 1}h", "callback_url": URL, "payload": "x" * 240_000}
         for n in range(40)
     ]
     wanted = [one["id"] for one in new]
     assert [timer.id for timer in client.batch(new) if isinstance(timer, Timer)] == wanted
-    again = client.batch(new)  # all of them are there, and come back whole
+    again = client.batch(new)  # all of them exist and are returned with their payloads
     assert [(timer.id, len(timer.payload)) for timer in again if isinstance(timer, Timer)] == [
         (id, 240_000) for id in wanted
     ]
@@ -160,7 +163,7 @@ def test_short_pages_are_gone_on_from(client: Client) -> None:
     assert [timer.id for timer in client.list(namespace=group, status="pending", page_size=40)] == wanted
 
 
-def test_a_batch_has_an_answer_for_each(client: Client) -> None:
+def test_batch_returns_a_result_for_each_timer(client: Client) -> None:
     id, other = fresh(), fresh()
     client.create(id=id, delay="1h", callback_url=URL)
     batch: list[NewTimer] = [
@@ -177,17 +180,40 @@ def test_a_batch_has_an_answer_for_each(client: Client) -> None:
     assert two_id == other
     [made] = client.batch_ids([{"delay": "1h", "callback_url": URL}])
     assert isinstance(made, str) and client.get(made).id == made
-    unasked = msgspec.structs.replace(calls.batch_ids(batch), headers={})  # as if a proxy had dropped them
-    assert client.run(unasked)[1] == other
+    without_header = msgspec.structs.replace(calls.batch_ids(batch), headers={})  # as if a proxy had removed it
+    assert client.run(without_header)[1] == other
 
 
-def test_cancel(client: Client) -> None:
+def test_cancel_can_be_repeated(client: Client) -> None:
     id = fresh()
     client.create(id=id, delay="1h", callback_url=URL)
     assert client.cancel(id).status == client.cancel(id).status == client.get(id).status == "canceled"
 
 
-def test_replay_all(client: Client, receiver: Receiver) -> None:
+def test_cancel_all_cancels_up_to_the_limit_by_filter(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "BULK_MAX", 2)
+    group = fresh()
+    new: list[NewTimer] = [{"delay": f"{n}h", "callback_url": URL, "correlation_id": group} for n in range(1, 8)]
+    client.batch(new)
+    other = client.create(delay="1h", callback_url=URL)
+    late = datetime.now(UTC) + timedelta(hours=6.5)
+    assert client.cancel_all(correlation_id=group, execute_after=late) == 1
+    assert client.cancel_all(correlation_id=group, limit=3) == 3
+    assert client.cancel_all(correlation_id=group) == 3
+    assert client.cancel_all(correlation_id=group) == 0
+    assert client.count(correlation_id=group, status="canceled").timers == 7
+    assert client.cancel_all(id=other.id, namespace="default") == 1 and client.get(other.id).status == "canceled"
+    for limit in (0, -1):
+        with pytest.raises(InvalidRequest):
+            client.cancel_all(correlation_id=group, limit=limit)
+    with pytest.raises(InvalidRequest, match='"namespace": "\\*" cancels in all namespaces'):
+        client.cancel_all()
+    assert client.cancel_all(namespace="*", id=client.create(delay="1h", callback_url=URL).id) == 1
+
+
+def test_replay_all_replays_up_to_the_limit_by_filter(
+    client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = fresh()
     url = receiver.reply(f"/{group}", Reply(status=500))
     for _ in range(3):
@@ -196,9 +222,15 @@ def test_replay_all(client: Client, receiver: Receiver) -> None:
     assert client.replay_all(correlation_id=group, status="completed") == 0
     assert client.replay_all(correlation_id=group, limit=2) == 2
     receiver.wait(f"/{group}", 5)
+    receiver.reply(f"/{group}", Reply())
+    until("all failed", lambda: client.count(correlation_id=group, status="failed").timers == 3)
+    monkeypatch.setattr(calls, "BULK_MAX", 1)
+    assert client.replay_all(correlation_id=group, limit=3) == 3
+    receiver.wait(f"/{group}", 8)
+    until("they completed", lambda: client.count(correlation_id=group, status="completed").timers == 3)
 
 
-def test_namespaces_and_secrets(client: Client) -> None:
+def test_namespaces_and_secrets_can_be_created_changed_and_deleted(client: Client) -> None:
     name = fresh()
     made = client.create_namespace(name, shards=4, retention=timedelta(days=3))
     assert (made.name, made.shards, made.retention, made.paused, made.secrets) == (name, 4, "3d", False, [])
@@ -218,7 +250,7 @@ def test_namespaces_and_secrets(client: Client) -> None:
     assert error.value.code == "NAMESPACE_NOT_FOUND"
 
 
-def test_namespace_weight(client: Client) -> None:
+def test_namespace_weight_can_be_set_and_changed(client: Client) -> None:
     name = fresh()
     made = client.create_namespace(name, weight=100)
     assert made.weight == 100
@@ -238,8 +270,19 @@ def test_namespace_weight(client: Client) -> None:
     assert error.value.details["field"] == "weight"
 
 
+def test_overview_and_cluster_describe_the_service(client: Client) -> None:
+    client.create(delay="1h", callback_url=URL)
+    overview = client.overview()
+    assert overview.statuses[Status.PENDING] >= 0 and set(overview.statuses) == set(Status)
+    assert overview.now - overview.since >= timedelta(0) and overview.overdue.timers >= 0
+    assert len(overview.forecast.hour) == 60 and len(overview.forecast.day) == 24
+    cluster = client.cluster()
+    assert [each.id for each in cluster.instances] == [each.id for each in overview.instances]
+    assert cluster.shards == overview.shards and cluster.abilities is not None
+
+
 def test_health_needs_no_key(make: Callable[..., Client], url: str) -> None:
-    health = make(url, "not the key").health()
+    health = make(url, "a wrong key").health()
     assert health.status == "up" and abs(datetime.now(UTC) - health.timestamp) < timedelta(minutes=1)
 
 
@@ -255,14 +298,14 @@ def test_health_needs_no_key(make: Callable[..., Client], url: str) -> None:
         ({"delay": "1s", "callback_url": URL, "retry_policy": {"max_interval": "x"}}, "retryPolicy.maxInterval"),
     ],
 )
-def test_what_breaks_a_rule_names_the_field(client: Client, new: Any, field: str) -> None:
+def test_error_names_the_invalid_field(client: Client, new: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         client.create(**new)
     assert error.value.details == {"field": field} and error.value.code == "INVALID_INPUT"
     assert isinstance(error.value, DuetimeClientError) and error.value.message == str(error.value)
 
 
-def test_what_can_not_be_sent_is_refused_here(client: Client) -> None:
+def test_invalid_arguments_raise_before_anything_is_sent(client: Client) -> None:
     for wrong in (
         lambda: client.get(""),
         lambda: client.namespace(""),
@@ -271,29 +314,95 @@ def test_what_can_not_be_sent_is_refused_here(client: Client) -> None:
         lambda: client.create(delay="1h", callback_url=URL, payload="\udcff"),
     ):
         with pytest.raises(InvalidRequest):
-            wrong()  # type: ignore[no-untyped-call]
+            wrong()
     for wrong in (
         lambda: client.create(delay="1h", callback_ulr=URL),  # type: ignore[call-arg]
-        lambda: client.create(delay="1h", callback_url=URL, retry_policy={"retries": 1}),  # type: ignore[typeddict-unknown-key]
+        lambda: client.create(delay="1h", callback_url=URL, retry_policy={"retries": 1}),  # type: ignore[arg-type]
     ):
         with pytest.raises(TypeError):
-            wrong()  # type: ignore[no-untyped-call]
+            wrong()
 
 
-def test_a_body_over_the_limit(client: Client) -> None:
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ({"delay": 5}, 'delay must be a timedelta or a duration such as "5s", not 5'),
+        ({"delay": 0.5}, 'delay must be a timedelta or a duration such as "30s", not 0.5'),
+        (
+            {"delay": "1s", "callback_timeout": 30},
+            'callback_timeout must be a timedelta or a duration such as "30s", not 30',
+        ),
+        (
+            {"delay": "1s", "retry_policy": {"max_interval": 60}},
+            'max_interval must be a timedelta or a duration such as "60s", not 60',
+        ),
+        ({"execute_at": 5}, 'execute_at must be a datetime or a time such as "2030-01-31T09:00:00Z", not 5'),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_explained(client: Client, new: Any, message: str) -> None:
+    with pytest.raises(TypeError) as error:
+        client.create(callback_url=URL, **new)
+    assert str(error.value) == message
+    with pytest.raises(TypeError, match="execute_after must be a datetime"):
+        client.count(execute_after=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="retention must be a timedelta"):
+        client.create_namespace("x", retention=5)  # type: ignore[arg-type]
+
+
+def test_give_up_on_is_sent_only_when_given() -> None:
+    def sent(policy: Any) -> Any:
+        return json.loads(calls.create(delay="1s", callback_url=URL, retry_policy=policy).body or b"")["retryPolicy"]
+
+    assert sent({"give_up_on": [400, 404]}) == {"giveUpOn": [400, 404]}
+    body = b"""{"maxRetries": 1, "maxRetryAttemptsDuration": "1s", "initialInterval": "1s", "backoffMultiplier": 1.0,
+        "maxInterval": "1s", "jitter": false}"""
+    policy = decode(body, RetryPolicy)
+    assert policy.give_up_on is None and sent(policy) == json.loads(body)
+    body = body.replace(b"}", b', "giveUpOn": [410]}')
+    policy = decode(body, RetryPolicy)
+    assert policy.give_up_on == (410,) and sent(policy) == json.loads(body)
+
+
+def test_body_over_the_limit_raises_an_error(client: Client) -> None:
     with pytest.raises(InvalidRequest) as error:
         client.create(delay="1h", callback_url=URL, payload="x" * 20_000_000)
     assert (error.value.code, error.value.status) == ("PAYLOAD_TOO_LARGE", 413)
     assert client.health().status == "up"
 
 
-def test_a_large_page(client: Client) -> None:
+def test_large_page_is_read_completely(client: Client) -> None:
     group = fresh()
     client.batch([{"delay": "1h", "callback_url": URL, "correlation_id": group, "payload": "x" * 200_000}] * 12)
     assert len(client.page(correlation_id=group).timers) == 12
 
 
-def test_the_key_comes_from_the_argument_the_environment_or_the_file(
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ({"callbackUrl": URL}, "callback_url"),
+        ({"url": URL}, "callback_url"),
+        ({"delay_ms": 5}, "delay"),
+        ({"maxRetries": 3}, 'retry_policy={"max_retries": …}'),
+        ({"retry_policy": {"retries": 3}}, "max_retries"),
+    ],
+)
+def test_unknown_field_gets_a_suggestion(make: Callable[..., Client], wrong: dict[str, Any], meant: str) -> None:
+    with pytest.raises(TypeError) as error:
+        make("http://localhost:1", KEY).create(**wrong)
+    assert str(error.value).endswith(f"; did you mean {meant}?")
+
+
+def test_wrong_argument_is_explained(make: Callable[..., Client]) -> None:
+    client: Any = make("http://localhost:1", KEY)
+    with pytest.raises(TypeError, match=r"^list\(\) got an unexpected keyword argument 'state'"):
+        client.list(state="failed")
+    with pytest.raises(TypeError, match=r"^id must be a str such as timer\.id, not int$"):
+        client.get(5)
+    with pytest.raises(TypeError, match=r"^a timer has no field 'x'$"):
+        client.update("a", x=1)
+
+
+def test_key_comes_from_the_argument_the_environment_or_the_file(
     make: Callable[..., Client], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert exchange.KEY_FILE == keyfile.KEY_FILE
@@ -301,7 +410,8 @@ def test_the_key_comes_from_the_argument_the_environment_or_the_file(
     monkeypatch.delenv("API_KEY", raising=False)
     with pytest.raises(Unauthorized) as error:
         make(url).namespaces()
-    assert error.value.code == "UNAUTHORIZED"
+    assert error.value.code == "UNAUTHORIZED" and error.value.status == 401
+    assert str(tmp_path) in str(error.value) and "API_KEY" in str(error.value)
     (tmp_path / "duetime.key").write_text(KEY + "\n")
     assert make(url).namespaces()
     monkeypatch.setenv("API_KEY", "x" * 40)
@@ -312,8 +422,14 @@ def test_the_key_comes_from_the_argument_the_environment_or_the_file(
 
 
 @pytest.mark.parametrize("bad", ["localhost:3000", "ftp://x", "http://", "http://a:b", "http://u:p@h", "http://h/?q"])
-def test_a_url_that_is_none(make: Callable[..., Client], bad: str) -> None:
+def test_invalid_url_is_rejected(make: Callable[..., Client], bad: str) -> None:
     with pytest.raises(InvalidRequest, match="not the address of a server"):
+        make(bad)
+
+
+@pytest.mark.parametrize("bad", ["http://h/api/v1", "http://h/proxy/api/v1/"])
+def test_url_of_the_api_is_rejected(make: Callable[..., Client], bad: str) -> None:
+    with pytest.raises(InvalidRequest, match="give the address without /api/v1"):
         make(bad)
 
 
@@ -334,9 +450,7 @@ def test_threads_share_a_client(service: Duetime, url: str) -> None:
         assert len({timer.id for timer in client.list(correlation_id=group)}) == 160
 
 
-def test_json_is_that_of_the_server(client: Client, service: Duetime) -> None:
-    import json
-
+def test_to_json_equals_the_json_of_the_server(client: Client, service: Duetime) -> None:
     timer = client.create(id=fresh(), delay="1h30m", callback_url=URL, payload={"n": 10**25}, callback_timeout="1m5s")
     answer = service.request("GET", f"/api/v1/timers/default/{timer.id}", headers={"X-API-Key": KEY})
     assert json.loads(to_json(timer)) == answer.body

@@ -1,5 +1,5 @@
-"""The conformance suite of the store port: every store in ``stores.STORES`` passes every test that asks for ``store``.
+"""The conformance suite of the store port: every store in ``stores.STORES`` passes every test that uses ``store``.
 
-A new store adds one line to that table. The files are the themes of the contract in ``duetime/store.py``; what only
-SQLite promises has files of its own, ``test_sqlite_*``.
+A new store adds one entry to that table. Each file tests one subject of the contract in ``duetime/store``; guarantees
+of one database only have files of their own, such as ``test_sqlite_*``.
 """

@@ -1,21 +1,23 @@
-"""What the database itself saw of a race: triggers that write down every change of a timer and every end of a reign.
+"""Audits a race in PostgreSQL with triggers that record every change of a timer and every end of a reign.
 
-A reign is an owner at a version of a shard. Why the check of the fence is sound: whoever ends a reign notes, while it
-has the shard's row locked for writing and before it commits, which transactions had ended by then. A write under that
-reign which is not among them was still open or yet to come, so it may commit after the reign has ended. Nothing here
-takes a lock that the store does not take, so the audit closes no gap that it is to find.
+Why the check of the fence is correct: a transaction that ends a reign records, while it holds the write lock of the
+shard's row and before it commits, which transactions have ended. A write under that reign that is not among them was
+still open or came later. The audit takes no lock that the store does not take, so it can't hide a gap it should find.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
 
+from tests.contract.races import WAIT_SECONDS_MAX, Change, Lock
+
 SETTING = "audit.owner"
-"""A session with this setting writes as that owner; one without it is a client."""
+"""The session setting that names the owner whose writes these are; without it they are a client's."""
 
 _INSTALL = f"""
     CREATE SCHEMA audit;
@@ -82,64 +84,59 @@ _VIOLATIONS = """
     ) AS both_sides GROUP BY namespace, status, slice HAVING sum(number) <> 0
 """
 
-WAIT_SECONDS_MAX = 30.0
+_LOCKS = {
+    Lock.SHARD: "SELECT FROM shards WHERE shard = $1 FOR UPDATE",
+    Lock.SHARD_SHARED: "SELECT FROM shards WHERE shard = $1 FOR SHARE",
+    Lock.TIMERS: "SELECT FROM timers WHERE shard = $1 FOR UPDATE",
+    Lock.TIMER: "SELECT FROM timers WHERE shard = $1 ORDER BY uuid LIMIT 1 FOR UPDATE",
+    Lock.TALLIES: "SELECT FROM tallies WHERE $1::int IS NOT NULL ORDER BY namespace, status, slice, spread FOR UPDATE",
+}
 
-Change = tuple[bytes, bytes, int]
-"""An owner, a timer's uuid, and the revision that its write found."""
 
-
-class Violated(AssertionError):
-    """Something happened that must not happen."""
-
-
-class Audit:
-    """One more connection to the database of a store that is open. It also holds locks, to stop others."""
-
-    def __init__(self, connection: asyncpg.Connection) -> None:
-        self.connection = connection
+class PostgresAudit:
+    def __init__(self, connection: asyncpg.Connection, url: str) -> None:
+        self._connection = connection
+        self._url = url
 
     @classmethod
-    async def of(cls, url: str) -> Audit:
+    async def of(cls, url: str) -> PostgresAudit:
         connection = await asyncpg.connect(url, server_settings={"search_path": "duetime", "synchronous_commit": "off"})
         try:
             await connection.execute(_INSTALL)
         except BaseException:
             await connection.close()
             raise
-        return cls(connection)
+        return cls(connection, url)
 
-    @staticmethod
-    def url(url: str, owner_id: bytes) -> str:
-        """Where this owner connects, so that its writes are known by it."""
-        return f"{url}?{SETTING}={owner_id.hex()}"
+    def url(self, owner_id: bytes) -> str:
+        return f"{self._url}?{SETTING}={owner_id.hex()}"
 
     async def reset(self) -> None:
-        """Empty the database: the next race starts from nothing."""
-        await self.connection.execute(_RESET)
+        await self._connection.execute(_RESET)
 
-    async def check(self, begun: Collection[Change] = (), recorded: Collection[Change] = ()) -> None:
-        """Raise ``Violated`` unless all is well, and unless what the owners were told is what happened."""
-        wrong = [text for (text,) in await self.connection.fetch(_VIOLATIONS)]
-        wrong += await self._untrue("begins", begun)
-        wrong += await self._untrue("ends", recorded)
-        if wrong:
-            raise Violated("; ".join(wrong))
+    async def violations(self) -> list[str]:
+        return [text for (text,) in await self._connection.fetch(_VIOLATIONS)]
 
-    async def _untrue(self, kind: str, told: Collection[Change]) -> list[str]:
-        rows: list[Any] = await self.connection.fetch(
+    async def changes(self, kind: str) -> set[Change]:
+        rows = await self._connection.fetch(
             f"SELECT owner_id, uuid, revision FROM audit.changes WHERE {kind} AND owner_id IS NOT NULL"
         )
-        happened = {tuple(row) for row in rows}
-        return [f"{kind}: somebody was told of {sorted(told)}, but {sorted(happened)} happened"] * (
-            len(told) != len(set(told)) or set(told) != happened
-        )
+        return {tuple(row) for row in rows}
+
+    async def give(self, shard: int, owner_id: bytes) -> None:
+        await self._connection.execute("UPDATE shards SET owner_id = $2 WHERE shard = $1", shard, owner_id)
+
+    @asynccontextmanager
+    async def locked(self, lock: Lock, shard: int) -> AsyncIterator[None]:
+        async with self._connection.transaction():
+            await self._connection.fetch(_LOCKS[lock], shard)
+            yield
 
     async def waiting(self, number: int, unless: asyncio.Future[Any] | None = None) -> None:
-        """Return once this many statements wait for a lock, or once one is done, as with a bug it may be."""
         waits = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
         async with asyncio.timeout(WAIT_SECONDS_MAX):
-            while await self.connection.fetchval(waits) < number and not (unless and unless.done()):
+            while await self._connection.fetchval(waits) < number and not (unless and unless.done()):
                 pass
 
     async def close(self) -> None:
-        await self.connection.close()
+        await self._connection.close()

@@ -1,8 +1,8 @@
-"""A process that puts timers until it is killed and prints the id of each one after its put returned.
+"""A process that puts timers until it is killed, and prints each id after its put has returned.
 
     python -m tests.contract.putter FILE PREFIX
 
-It checkpoints after every few pages, so that a kill is as likely to hit a checkpoint as a commit.
+It checkpoints every few pages, so that a kill is as likely to hit a checkpoint as a commit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvloop
 
-from duetime.stores import sqlite_file
+from duetime.stores.sqlite import file as sqlite_file
 from tests.clocks import ManualClock
 from tests.contract.stores import sqlite
 from tests.contract.timers import timer

@@ -1,14 +1,13 @@
-"""begin: what is due, in which order, and when to look again."""
+"""begin: which timers are due, in which order, and when to poll again."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 
-import pytest
-
 from duetime import lifecycle
 from duetime.model import Status, Timer
+from duetime.store import Store
 from tests.clocks import START, ManualClock
 from tests.contract.timers import (
     ALICE,
@@ -35,7 +34,7 @@ TIMEOUT_MS = 2_000
 DEADLINE_MS = TIMEOUT_MS + lifecycle.ATTEMPT_GRACE_MS
 
 
-async def test_a_timer_is_due_at_its_instant_and_not_a_millisecond_before(store, clock: ManualClock) -> None:
+async def test_timer_is_due_at_its_instant_and_not_a_millisecond_before(store: Store, clock: ManualClock) -> None:
     held = await holding(store)
     await with_timers(store, timer("now", at=START), timer("next", at=START + 1), timer("past", at=START - 1))
     assert ids((await store.begin(ALICE, held, 10)).timers) == ["past", "now"]
@@ -44,14 +43,14 @@ async def test_a_timer_is_due_at_its_instant_and_not_a_millisecond_before(store,
     assert ids((await store.begin(ALICE, held, 10)).timers) == ["next"]
 
 
-async def test_due_is_judged_by_fire_at(store) -> None:
+async def test_begin_goes_by_fire_at_not_execute_at(store: Store) -> None:
     held = await holding(store)
     retry = timer("retry", at=START - 50, fire_at=START + 1, attempt=1)
     await with_timers(store, retry, timer("early", at=START + 50, fire_at=START))
     assert ids((await store.begin(ALICE, held, 10)).timers) == ["early"]
 
 
-async def test_begun_is_what_the_lifecycle_says_and_what_is_written(store, clock: ManualClock) -> None:
+async def test_begun_timer_equals_lifecycle_begin_and_is_stored(store: Store, clock: ManualClock) -> None:
     held = await holding(store)
     first = changed(FULL, status=Status.PENDING, fire_at=START, deadline_at=None, version=0, executed_at=None)
     fresh = timer("fresh", at=START, shard=3, definition=definition(timeout_ms=TIMEOUT_MS))
@@ -67,7 +66,7 @@ async def test_begun_is_what_the_lifecycle_says_and_what_is_written(store, clock
     assert begun["fresh"].delivery_id == fresh.delivery_id
 
 
-async def test_the_version_is_that_of_the_timers_own_shard(store) -> None:
+async def test_begun_timer_has_the_version_of_its_shard(store: Store) -> None:
     await store.claim(ALICE, [1, 2], LEASE_MS)
     await store.claim(ALICE, [2], LEASE_MS)
     held = await store.claim(ALICE, range(store.shards), LEASE_MS)
@@ -78,7 +77,7 @@ async def test_the_version_is_that_of_the_timers_own_shard(store) -> None:
     assert all(t.version == held[t.shard] for t in (await store.begin(ALICE, held, EVERYTHING)).timers)
 
 
-async def test_the_oldest_come_first_up_to_the_limit(store, clock: ManualClock) -> None:
+async def test_begin_returns_oldest_timers_first_up_to_the_limit(store: Store, clock: ManualClock) -> None:
     held = await holding(store)
     timers = spread(50)
     random.Random(1).shuffle(timers)
@@ -92,7 +91,7 @@ async def test_the_oldest_come_first_up_to_the_limit(store, clock: ManualClock) 
     assert order == [f"t{n}" for n in range(50)]
 
 
-async def test_an_older_timer_that_is_inserted_late_is_not_passed_over(store, clock: ManualClock) -> None:
+async def test_older_timer_inserted_later_is_begun(store: Store, clock: ManualClock) -> None:
     held = await holding(store)
     clock.advance(100)
     await with_timers(store, *spread(5, at=START + 50))
@@ -101,7 +100,7 @@ async def test_an_older_timer_that_is_inserted_late_is_not_passed_over(store, cl
     assert ids((await store.begin(ALICE, held, 10)).timers) == ["ancient", "late", "later"]
 
 
-async def test_a_timer_moved_to_the_past_is_not_passed_over(store) -> None:
+async def test_timer_moved_to_the_past_is_begun(store: Store) -> None:
     held = await holding(store)
     await with_timers(store, timer("a", at=START), far := timer("b", at=START + 10**6))
     assert ids((await store.begin(ALICE, held, 10)).timers) == ["a"]
@@ -109,17 +108,17 @@ async def test_a_timer_moved_to_the_past_is_not_passed_over(store) -> None:
     assert ids((await store.begin(ALICE, held, 10)).timers) == ["b"]
 
 
-async def test_an_attempt_is_begun_once(store) -> None:
+async def test_attempt_is_begun_only_once(store: Store) -> None:
     held = await holding(store)
     await with_timers(store, *spread(100, at=START - 100))
     answers = await asyncio.gather(*(store.begin(ALICE, held, 9) for _ in range(20)))
-    while answers[-1].next_at is not None:  # One that came too late for what it found says: look again.
+    while answers[-1].next_at is not None:  # A begin that lost a race for the timers it found requests another poll.
         answers.append(await store.begin(ALICE, held, 9))
     begun = ids([t for answer in answers for t in answer.timers])
     assert sorted(begun) == sorted(f"t{n}" for n in range(100))
 
 
-async def test_only_pending_timers_are_due(store) -> None:
+async def test_only_pending_timers_are_due(store: Store) -> None:
     held = await holding(store)
     for status in (Status.COMPLETED, Status.FAILED, Status.CANCELED):
         await with_timers(store, ended(status.value, status))
@@ -128,7 +127,7 @@ async def test_only_pending_timers_are_due(store) -> None:
     assert (await store.begin(ALICE, held, 10)).next_at is None
 
 
-async def test_a_retry_is_begun_again_at_its_own_time_with_the_same_delivery_id(store, clock: ManualClock) -> None:
+async def test_retry_begins_at_its_time_with_the_same_delivery_id(store: Store, clock: ManualClock) -> None:
     held = await holding(store)
     await with_timers(store, timer("a"))
     [first] = (await store.begin(ALICE, held, 10)).timers
@@ -143,10 +142,10 @@ async def test_a_retry_is_begun_again_at_its_own_time_with_the_same_delivery_id(
     assert second.started_at == START
 
 
-# When to look again.
+# When to poll again.
 
 
-async def test_next_at_is_the_earliest_instant_ahead(store, clock: ManualClock) -> None:
+async def test_next_at_is_the_earliest_future_fire_at(store: Store, clock: ManualClock) -> None:
     held = await holding(store)
     assert (await store.begin(ALICE, held, 10)).next_at is None
     await with_timers(store, timer("b", at=START + 900, shard=1), timer("a", at=START + 777), timer("now"))
@@ -158,28 +157,28 @@ async def test_next_at_is_the_earliest_instant_ahead(store, clock: ManualClock) 
     assert (await store.begin(ALICE, held, 10)).next_at == START + 900
 
 
-async def test_next_at_is_now_when_more_is_due_than_was_asked_for(store) -> None:
+async def test_next_at_is_now_if_more_timers_are_due_than_the_limit(store: Store) -> None:
     held = await holding(store)
     await with_timers(store, *spread(5, at=START - 10), timer("later", at=START + 5))
     assert (await store.begin(ALICE, held, 4)).next_at == START
     assert (await store.begin(ALICE, held, 4)).next_at == START + 5
 
 
-async def test_next_at_after_an_exactly_full_batch_is_never_too_late(store) -> None:
-    # A store need not know whether a full batch took the last one: it may ask to be looked at again at once.
+async def test_next_at_after_an_exactly_full_batch_is_never_too_late(store: Store) -> None:
+    # A store need not know whether a full batch took the last due timer: it may request another poll at once.
     held = await holding(store)
     await with_timers(store, *spread(4, at=START - 10), timer("later", at=START + 5))
     assert (await store.begin(ALICE, held, 4)).next_at in (START, START + 5)
 
 
-async def test_next_at_is_about_the_held_shards_alone(store) -> None:
+async def test_next_at_covers_only_held_shards(store: Store) -> None:
     held = await holding(store, ALICE, 1, 2)
     await with_timers(store, timer("a", at=START + 5, shard=0), timer("b", at=START + 9, shard=2))
     assert (await store.begin(ALICE, held, 10)).next_at == START + 9
     assert (await store.begin(ALICE, {1: held[1]}, 10)).next_at is None
 
 
-async def test_next_at_is_the_deadline_of_an_attempt_that_an_older_version_began(store, clock: ManualClock) -> None:
+async def test_next_at_is_the_deadline_of_an_attempt_of_an_older_version(store: Store, clock: ManualClock) -> None:
     held = await holding(store)
     await with_timers(store, timer("a", definition=definition(timeout_ms=TIMEOUT_MS)), timer("b", at=START + 10**6))
     await store.begin(ALICE, held, 10)
@@ -188,10 +187,10 @@ async def test_next_at_is_the_deadline_of_an_attempt_that_an_older_version_began
     assert (await store.begin(ALICE, held, 10)).next_at == START + DEADLINE_MS
 
 
-# Whose timers.
+# Shards and owners.
 
 
-async def test_only_timers_of_held_shards_are_begun(store) -> None:
+async def test_only_timers_of_held_shards_are_begun(store: Store) -> None:
     held = await holding(store, ALICE, 1, 4, 6)
     others = await holding(store, BOB, 0, 2)
     await with_timers(store, *spread(32, at=START - 40))
@@ -199,20 +198,20 @@ async def test_only_timers_of_held_shards_are_begun(store) -> None:
     assert {t.shard for t in begun.timers} == {1, 4, 6}
     assert len(begun.timers) == 12
     assert begun.refused == frozenset()
-    # Of what is held, only what was asked for.
+    # Only the requested shards, although more are held.
     begun = await store.begin(BOB, {2: others[2]}, EVERYTHING)
     assert {t.shard for t in begun.timers} == {2}
     assert (await store.tally())[Status.PENDING] == 16
 
 
-async def test_an_owner_of_nothing_begins_nothing(store) -> None:
+async def test_owner_without_shards_begins_nothing(store: Store) -> None:
     await with_timers(store, timer("a"))
     begun = await store.begin(ALICE, {}, 10)
     assert (begun.timers, begun.refused) == ([], frozenset())
     assert begun.next_at is None
 
 
-async def test_paused_namespaces_are_left_out_and_go_on_after(store, clock: ManualClock) -> None:
+async def test_paused_namespaces_are_skipped_and_begin_after_the_pause(store: Store, clock: ManualClock) -> None:
     held = await holding(store)
     running = await with_namespace(store, "elsewhere")
     mine, theirs = timer("mine", at=START + 50), timer("theirs", at=START - 10, namespace="elsewhere")
@@ -227,24 +226,25 @@ async def test_paused_namespaces_are_left_out_and_go_on_after(store, clock: Manu
     assert ids((await store.begin(ALICE, held, 10)).timers) == ["theirs", "later"]
 
 
-async def test_a_lost_attempt_of_a_paused_namespace_waits_too(store, clock: ManualClock) -> None:
+async def test_lost_attempt_of_a_paused_namespace_waits(store: Store, clock: ManualClock) -> None:
     running = await with_namespace(store, "elsewhere")
     await with_timers(store, timer("a", namespace="elsewhere"))
     [begun] = (await store.begin(ALICE, await holding(store), 10)).timers
     held = await holding(store)
     paused = await switch(store, running, paused=True)
     assert (await store.begin(ALICE, held, 10)).next_at is None
+    assert begun.deadline_at is not None
     clock.advance(begun.deadline_at - START)
     assert (await store.begin(ALICE, held, 10)).timers == []
     await switch(store, paused, paused=False)
     assert ids((await store.begin(ALICE, held, 10)).timers) == ["a"]
 
 
-# Takeover: attempts that an older version of the shard began.
+# Takeover of attempts that an older version of the shard began.
 
 
-async def lose(store, *timers: Timer) -> list[Timer]:
-    """Have Alice begin these timers and never be heard of again."""
+async def lose(store: Store, *timers: Timer) -> list[Timer]:
+    """Let Alice begin these timers and then disappear."""
     held = await holding(store, ALICE)
     await with_timers(store, *timers)
     begun = (await store.begin(ALICE, held, EVERYTHING)).timers
@@ -253,7 +253,7 @@ async def lose(store, *timers: Timer) -> list[Timer]:
     return begun
 
 
-async def test_a_lost_attempt_fires_again_at_its_deadline_and_not_before(store, clock: ManualClock) -> None:
+async def test_lost_attempt_begins_again_at_its_deadline_and_not_before(store: Store, clock: ManualClock) -> None:
     [lost] = await lose(store, timer("a", definition=definition(timeout_ms=TIMEOUT_MS)))
     held = await holding(store, BOB)
     for ms in (0, DEADLINE_MS - 1):
@@ -269,12 +269,12 @@ async def test_a_lost_attempt_fires_again_at_its_deadline_and_not_before(store, 
     assert again.deadline_at == START + 2 * DEADLINE_MS
     assert await store.get("default", "a") == again
     assert (await store.tally())[Status.EXECUTING] == 1
-    # Once is enough: it is Bob's now.
+    # Not again: the attempt is Bob's now.
     clock.advance(10**9)
     assert (await store.begin(BOB, held, 10)).timers == []
 
 
-async def test_ones_own_attempt_is_not_begun_again_however_long_it_takes(store, clock: ManualClock) -> None:
+async def test_own_attempt_is_not_begun_again_after_its_deadline(store: Store, clock: ManualClock) -> None:
     held = await holding(store)
     await with_timers(store, timer("a"))
     assert len((await store.begin(ALICE, held, 10)).timers) == 1
@@ -284,20 +284,22 @@ async def test_ones_own_attempt_is_not_begun_again_however_long_it_takes(store, 
     assert (begun.timers, begun.next_at) == ([], None)
 
 
-async def test_a_claim_of_ones_own_shard_makes_the_attempts_before_it_an_older_versions(store, clock) -> None:
+async def test_claiming_an_own_shard_makes_earlier_attempts_lost(store: Store, clock: ManualClock) -> None:
     await with_timers(store, timer("a"))
     [lost] = (await store.begin(ALICE, await holding(store), 10)).timers
     held = await holding(store)
     assert (await store.begin(ALICE, held, 10)).timers == []
+    assert lost.deadline_at is not None
     clock.advance(lost.deadline_at - START)
     [again] = (await store.begin(ALICE, held, 10)).timers
     assert (again.attempt, again.lost, again.version) == (2, 1, lost.version + 1)
 
 
-async def test_each_attempt_that_vanishes_is_counted(store, clock: ManualClock) -> None:
+async def test_every_lost_attempt_is_counted(store: Store, clock: ManualClock) -> None:
     [lost] = await lose(store, timer("a"))
     for number in range(2, 5):
         held = await holding(store, BOB)
+        assert lost.deadline_at is not None
         clock.advance(lost.deadline_at - clock.now())
         [again] = (await store.begin(BOB, held, 10)).timers
         assert (again.attempt, again.lost) == (number, number - 1)
@@ -306,7 +308,7 @@ async def test_each_attempt_that_vanishes_is_counted(store, clock: ManualClock) 
         lost = again
 
 
-async def test_lost_and_pending_timers_are_begun_together_oldest_first(store, clock: ManualClock) -> None:
+async def test_lost_and_pending_timers_begin_together_oldest_first(store: Store, clock: ManualClock) -> None:
     await lose(store, *(timer(f"lost{n}", at=START - 100 + n * 10, shard=n) for n in range(3)))
     held = await holding(store, BOB)
     await with_timers(store, *(timer(f"due{n}", at=START - 95 + n * 10, shard=n) for n in range(3)))
@@ -318,7 +320,7 @@ async def test_lost_and_pending_timers_are_begun_together_oldest_first(store, cl
     assert rounds[3].next_at is None
 
 
-async def test_lost_attempts_of_other_shards_are_left_to_their_owners(store, clock: ManualClock) -> None:
+async def test_lost_attempts_of_other_shards_are_not_begun(store: Store, clock: ManualClock) -> None:
     await lose(store, *spread(8, at=START - 10))
     held = await holding(store, BOB, 2, 3)
     clock.advance(60_000)
@@ -326,7 +328,7 @@ async def test_lost_attempts_of_other_shards_are_left_to_their_owners(store, clo
     assert {t.version for (_, id), t in (await everything(store)).items() if id not in ("t2", "t3")} == {1}
 
 
-async def test_a_recorded_attempt_is_not_lost(store, clock: ManualClock) -> None:
+async def test_recorded_attempt_is_not_lost(store: Store, clock: ManualClock) -> None:
     held = await holding(store)
     await with_timers(store, timer("a"))
     [begun] = (await store.begin(ALICE, held, 10)).timers
@@ -337,13 +339,15 @@ async def test_a_recorded_attempt_is_not_lost(store, clock: ManualClock) -> None
     assert (again.timers, again.next_at) == ([], None)
 
 
-@pytest.mark.parametrize("number", [1, 7, 8, 9, 127, 129, 300])
-async def test_batches_of_any_size(store, number: int) -> None:
+async def test_begin_and_record_work_with_any_batch_size(store: Store) -> None:
     held = await holding(store)
-    await with_timers(store, *spread(number, at=START - number))
-    begun = (await store.begin(ALICE, held, EVERYTHING)).timers
-    assert ids(begun) == [f"t{n}" for n in range(number)]
-    assert await everything(store) == {("default", t.id): t for t in begun}
-    assert await store.record(ALICE, [(t, completed(t)) for t in begun]) == [True] * number
-    assert await everything(store) == {("default", t.id): completed(t) for t in begun}
-    assert await store.tally() == dict.fromkeys(Status, 0) | {Status.COMPLETED: number}
+    final: dict[tuple[str, str], Timer] = {}
+    for number in (1, 7, 8, 9, 127, 129, 300):
+        await with_timers(store, *spread(number, at=START - number, prefix=f"{number}-"))
+        begun = (await store.begin(ALICE, held, EVERYTHING)).timers
+        assert ids(begun) == [f"{number}-{n}" for n in range(number)]
+        assert await everything(store) == final | {("default", t.id): t for t in begun}
+        assert await store.record(ALICE, [(t, completed(t)) for t in begun]) == [True] * number
+        final |= {("default", t.id): completed(t) for t in begun}
+        assert await everything(store) == final
+        assert await store.tally() == dict.fromkeys(Status, 0) | {Status.COMPLETED: len(final)}

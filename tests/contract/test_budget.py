@@ -1,19 +1,21 @@
-"""How many bytes a store reads at a time: pages, begins and what is in the way of a put end at a limit, whatever the
-number of timers, and whoever goes on from there gets all of them."""
+"""Byte limits of reads: pages, begins and the existing timers that a put returns end at a limit, whatever the number of
+timers, and the following calls return the rest."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import Raw
 
-from duetime.model import Definition, HttpTarget, Status, Timer
-from duetime.store import BEGIN_BYTES_MAX, PAGE_BYTES_MAX, Filter, Place, Portion, Query, Taken
-from duetime.stores import sqlite_rows
-from tests.clocks import START
+from duetime.model import ABSENT, Definition, HttpTarget, Status, Timer
+from duetime.store import BEGIN_BYTES_MAX, PAGE_BYTES_MAX, Cursor, Filter, Portion, Query, Store, Taken
+from duetime.stores.sqlite import rows as sqlite_rows
+from tests.clocks import START, ManualClock
+from tests.contract.needs import lists
 from tests.contract.stores import sqlite
 from tests.contract.timers import (
     ALICE,
@@ -34,20 +36,23 @@ PER_PAGE = PAGE_BYTES_MAX // SIZE + 1
 
 def large(id: str, size: int = SIZE, *, host: str = "example.org", make: Any = timer, **changes: Any) -> Timer:
     target = HttpTarget(url=f"https://{host}/due")
-    return make(id, definition=Definition(target=target, payload=Raw(b'"%s"' % (b"x" * size))), **changes)
+    made: Timer = make(id, definition=Definition(target=target, payload=Raw(b'"%s"' % (b"x" * size))), **changes)
+    return made
 
 
-async def pages(store, filter: Filter, limit: int = 1_000) -> list[list[Timer]]:
-    found, after = [], None
+async def pages(store: Store, filter: Filter, limit: int = 1_000) -> list[list[Timer]]:
+    found: list[list[Timer]] = []
+    after: Cursor | None = None
     while True:
         page = await store.page(filter, limit, after)
         assert page.timers and len(page.timers) <= limit
         found.append(page.timers)
-        after: Place | None = page.next
+        after = page.next
         if after is None:
             return found
 
 
+@lists
 @pytest.mark.parametrize(
     "filter",
     [
@@ -59,13 +64,13 @@ async def pages(store, filter: Filter, limit: int = 1_000) -> list[list[Timer]]:
     ],
     ids=str,
 )
-async def test_a_page_ends_at_a_number_of_bytes_and_the_next_one_goes_on(store, filter: Filter) -> None:
+async def test_page_ends_at_the_byte_limit_and_the_next_one_continues(store: Store, filter: Filter) -> None:
     await with_namespace(store, "other")
     status = filter.status or Status.PENDING
     timers = []
     for n in range(NUMBER):
         namespace = "default" if filter.namespace or n % 3 else "other"
-        fields = {"at": START + n, "namespace": namespace, "correlation_id": "all", "shard": n % 8}
+        fields: dict[str, Any] = {"at": START + n, "namespace": namespace, "correlation_id": "all", "shard": n % 8}
         timers.append(large(f"t{n}", make=partial(ended, status=status) if status.final else timer, **fields))
     await with_timers(store, *timers)
     found = await pages(store, filter)
@@ -77,26 +82,29 @@ async def test_a_page_ends_at_a_number_of_bytes_and_the_next_one_goes_on(store, 
     assert [len(page) for page in await pages(store, filter, 7)] == [7, 7, 6]
 
 
-async def test_a_timer_that_is_larger_than_a_page_is_a_page(store) -> None:
+@lists
+async def test_timer_larger_than_the_byte_limit_is_a_page_of_its_own(store: Store) -> None:
     size = PAGE_BYTES_MAX + 1
     await with_timers(store, large("a", size, at=START), large("b", size, at=START + 1), timer("c", at=START + 2))
     found = await pages(store, Filter(status=Status.PENDING))
     assert [ids(page) for page in found] == [["a"], ["b"], ["c"]]
 
 
-async def test_attempts_and_metadata_count_as_well_as_payloads(store) -> None:
+@lists
+async def test_attempts_and_metadata_count_towards_the_byte_limit(store: Store) -> None:
     metadata = Raw(b'"%s"' % (b"m" * SIZE))
     definition = Definition(target=HttpTarget(url="https://example.org/due"), metadata=metadata)
     await with_timers(store, *(timer(f"t{n}", definition=definition) for n in range(NUMBER)))
     assert len((await store.page(Filter(), 1_000)).timers) <= PER_PAGE
 
 
-async def test_a_brief_list_is_complete_and_leaves_out_what_is_large(store) -> None:
+@lists
+async def test_brief_list_is_complete_without_payloads_and_metadata(store: Store) -> None:
     await with_timers(store, *(large(f"t{n}") for n in range(NUMBER)))
     query = Query(namespace="default", limit=NUMBER - 5, offset=3)
-    whole = await store.find(query)
+    whole = await store.page_by_offset(query)
     assert len(whole) == NUMBER - 5 and all(t.definition.payload for t in whole)
-    brief = await store.find(Query(namespace="default", limit=NUMBER - 5, offset=3, brief=True))
+    brief = await store.page_by_offset(Query(namespace="default", limit=NUMBER - 5, offset=3, brief=True))
     assert ids(brief) == ids(whole)
     for one, other in zip(brief, whole, strict=True):
         assert not one.definition.payload and not one.definition.metadata
@@ -107,7 +115,21 @@ async def test_a_brief_list_is_complete_and_leaves_out_what_is_large(store) -> N
         )
 
 
-async def test_a_put_reads_so_much_of_what_is_in_its_way(store) -> None:
+@pytest.mark.parametrize("batch", [False, True])
+async def test_many_large_puts_at_the_same_time_are_accepted(store: Store, batch: bool) -> None:
+    # SQL text doubles each quote and backslash of what these hold.
+    text = Raw(b'"%s"' % (b'\\"' * 60_000))
+    target = HttpTarget(url="https://example.org/due", headers={"X-Quotes": '"' * 8_000})
+    definition = Definition(target=target, payload=ABSENT if batch else text, metadata=text if batch else ABSENT)
+    timers = [timer(f"large-{n}", definition=definition) for n in range(130)]
+    if batch:
+        assert await store.put_many(timers) == [None] * len(timers)
+    else:
+        assert await asyncio.gather(*map(store.put, timers)) == [None] * len(timers)
+    assert (await store.tally())[Status.PENDING] == len(timers)
+
+
+async def test_put_many_returns_existing_timers_up_to_the_byte_limit(store: Store) -> None:
     there = [large(f"t{n}", fingerprint=f"f{n}") for n in range(NUMBER)]
     await with_timers(store, *there)
     asked = [timer(f"t{n}") for n in range(NUMBER)]
@@ -120,7 +142,7 @@ async def test_a_put_reads_so_much_of_what_is_in_its_way(store) -> None:
         assert answer in (before, Taken(before.fingerprint))
 
 
-async def test_a_put_of_one_always_gets_it_whole(store) -> None:
+async def test_single_put_always_returns_the_whole_existing_timer(store: Store) -> None:
     there = [large(f"t{n}") for n in range(NUMBER)]
     await with_timers(store, *there)
     assert await asyncio.gather(*(store.put(timer(f"t{n}")) for n in range(NUMBER))) == there
@@ -131,7 +153,7 @@ async def test_a_put_of_one_always_gets_it_whole(store) -> None:
 PER_BEGIN = BEGIN_BYTES_MAX // SIZE + 1
 
 
-async def test_a_begin_ends_at_a_number_of_bytes_and_says_that_there_is_more(store) -> None:
+async def test_begin_stops_at_the_byte_limit_and_reports_more(store: Store) -> None:
     timers = [large(f"t{n}", at=START - NUMBER + n, shard=n % 8) for n in range(NUMBER)]
     await with_timers(store, *timers)
     held = await holding(store)
@@ -146,8 +168,8 @@ async def test_a_begin_ends_at_a_number_of_bytes_and_says_that_there_is_more(sto
     assert (await store.tally())[Status.EXECUTING] == NUMBER
 
 
-async def test_a_begin_by_lane_gives_each_lane_its_share_of_the_bytes(store) -> None:
-    """One lane has the older timers, and may not have all of the bytes for that."""
+async def test_begin_lanes_shares_the_byte_limit_between_lanes(store: Store) -> None:
+    """The lane with the older timers must not get all of the bytes."""
     old = [large(f"old{n}", host="old.example", at=START - 1_000 + n, shard=n % 8) for n in range(NUMBER)]
     young = [large(f"young{n}", host="young.example", at=START - 100 + n, shard=n % 8) for n in range(NUMBER)]
     await with_timers(store, *old, *young)
@@ -165,7 +187,7 @@ async def test_a_begin_by_lane_gives_each_lane_its_share_of_the_bytes(store) -> 
         assert answer.next_at == min(answer.lanes.values())
 
 
-async def test_one_timer_that_is_too_large_is_begun_alone(store) -> None:
+async def test_timer_larger_than_the_byte_limit_is_begun_alone(store: Store) -> None:
     size = BEGIN_BYTES_MAX + 1
     await with_timers(store, large("a", size, at=START - 9), large("b", size, at=START - 8), timer("c", at=START - 7))
     held = await holding(store)
@@ -174,8 +196,10 @@ async def test_one_timer_that_is_too_large_is_begun_alone(store) -> None:
     assert [answer.more for answer in answers] == [True, True, False]
 
 
-async def test_a_record_that_is_partly_refused_reads_no_timer(tmp_path, clock, monkeypatch) -> None:
-    """Of what is there, SQLite needs the revisions alone."""
+async def test_partly_rejected_record_reads_no_timer(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite needs to read only the revisions."""
     store = await sqlite(tmp_path, clock)
     await with_timers(store, *(large(f"t{n}", at=START - 1) for n in range(10)))
     begun = (await store.begin(ALICE, await holding(store), 10)).timers

@@ -1,10 +1,11 @@
-"""What stores have written stays readable: ``golden_rows.json`` has each stored value, as it was written.
+"""Stored data stays readable: ``golden_rows.json`` contains every stored value in its stored form.
 
-A test fails when a field, a value or a column disappears or gets another name, and when one is new and not in the file.
+A test fails if a field, a value or a column is removed or renamed, or if a new one is missing in the file.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -28,9 +29,9 @@ from duetime.model import (
     Timer,
 )
 from duetime.store import About
-from duetime.stores.postgres_namespaces import namespace_of, namespace_row
+from duetime.stores.postgres.namespaces import namespace_of, namespace_row
 from tests.clocks import ManualClock
-from tests.contract.stores import sqlite
+from tests.contract.stores import Opened, sqlite
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_rows.json").read_text())
 TYPES: dict[str, Any] = {
@@ -42,16 +43,16 @@ TYPES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_what_was_written_is_read_and_written_the_same(kind: str) -> None:
+def test_stored_value_is_read_and_rewritten_unchanged(kind: str) -> None:
     for text in GOLDEN[kind]:
         assert msgspec.json.encode(msgspec.json.decode(text, type=TYPES[kind])).decode() == text
 
 
-def test_no_status_has_another_name() -> None:
+def test_status_names_are_unchanged() -> None:
     assert {status.value for status in Status} == set(GOLDEN["status"])
 
 
-def test_every_value_is_there() -> None:
+def test_golden_rows_contain_every_enum_value() -> None:
     definitions = [msgspec.json.decode(text, type=Definition) for text in GOLDEN["definition"]]
     assert {d.body for d in definitions} == set(BodyFormat)
     assert {d.protocol for d in definitions} == set(ResponseProtocol)
@@ -60,8 +61,8 @@ def test_every_value_is_there() -> None:
     assert {a.outcome for a in attempts} == set(OutcomeKind)
 
 
-def test_every_field_is_there() -> None:
-    """Each at least once with a value that is not what it would be if it were left out."""
+def test_golden_rows_contain_every_field() -> None:
+    """Each field occurs at least once with a value that differs from its default."""
     written = [json.loads(text) for text in GOLDEN["definition"]]
     for type_, values in (
         (Definition, written),
@@ -77,7 +78,7 @@ def test_every_field_is_there() -> None:
     assert {len(a) for a in attempts} == {len(Attempt.__struct_fields__)}
 
 
-def test_the_columns_of_a_file(runner, tmp_path: Path, clock: ManualClock) -> None:
+def test_columns_of_the_sqlite_tables_are_unchanged(runner: asyncio.Runner, tmp_path: Path, clock: ManualClock) -> None:
     runner.run(runner.run(sqlite(tmp_path, clock)).close())
     connection = apsw.Connection(str(tmp_path / "duetime.db"))
     tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
@@ -86,7 +87,7 @@ def test_the_columns_of_a_file(runner, tmp_path: Path, clock: ManualClock) -> No
     _assert_same(found, GOLDEN["columns"]["sqlite"])
 
 
-async def test_the_columns_of_a_server(opened, database: str) -> None:
+async def test_columns_of_the_server_tables_are_unchanged(opened: Opened, database: str) -> None:
     store = await opened(database)
     rows = await store._pool.read(
         "SELECT table_name::text, column_name::text FROM information_schema.columns WHERE table_schema = 'duetime' "
@@ -105,7 +106,7 @@ def _assert_same(found: dict[str, list[str]], golden: dict[str, list[str]]) -> N
     assert set(Timer.__struct_fields__) <= set(golden["timers"])
 
 
-def test_a_namespace_on_a_server_is_what_the_first_release_wrote_and_columns() -> None:
+def test_server_namespace_is_the_first_releases_document_plus_columns() -> None:
     for text in GOLDEN["namespace"]:
         namespace = msgspec.json.decode(text, type=Namespace)
         name, paused, definition, *columns = namespace_row(namespace)
@@ -114,8 +115,8 @@ def test_a_namespace_on_a_server_is_what_the_first_release_wrote_and_columns() -
         assert namespace_of(definition, *columns) == namespace
 
 
-def test_fields_that_nobody_knows_are_ignored() -> None:
-    """A newer program may add fields: this one reads the rest."""
+def test_unknown_fields_are_ignored() -> None:
+    """A newer version may add fields; this one reads the others."""
     for kind in ("definition", "namespace", "instance"):
         for text in GOLDEN[kind]:
             newer = json.dumps(json.loads(text) | {"of_a_newer_program": {"a": [1]}})

@@ -1,10 +1,11 @@
-"""Lanes: the timers of one namespace for one destination, which are begun, listed and counted apart from all others."""
+"""Lanes: the timers of one namespace for one destination, which are begun, listed and counted separately."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,8 +14,9 @@ from msgspec import Raw
 from duetime import lifecycle
 from duetime.model import Definition, HttpTarget, NatsTarget, Status, Target, Timer, destination_of, lane_of
 from duetime.store import Lane, Overdue, Portion, Store
-from duetime.stores.postgres import PostgresStore
+from duetime.stores.postgres.store import PostgresStore
 from tests.clocks import START, ManualClock
+from tests.contract.stores import Opened, Reopen
 from tests.contract.timers import (
     ALICE,
     BOB,
@@ -41,18 +43,17 @@ def lane(host: str, namespace: str = "default") -> int:
     return lane_of(namespace, origin(host))
 
 
-def definition(host: str, **changes: object) -> Definition:
+def definition(host: str, **changes: Any) -> Definition:
     return Definition(target=HttpTarget(url=f"https://{host}/due"), **changes)
 
 
-def one(host: str, id: str = "", *, at: int = START, **changes: object) -> Timer:
-    """A timer of the lane of this host."""
-    fields = {"definition": definition(host)} | changes
-    return timer(id or host, at=at, **fields)
+def one(host: str, id: str = "", *, at: int = START, **changes: Any) -> Timer:
+    """A timer in the lane of this host."""
+    return timer(id or host, at=at, **({"definition": definition(host)} | changes))
 
 
-def several(host: str, number: int, *, at: int = START - 100, step_ms: int = 1, **changes: object) -> list[Timer]:
-    """Timers of one lane, one after the other in time, round robin over the shards."""
+def several(host: str, number: int, *, at: int = START - 100, step_ms: int = 1, **changes: Any) -> list[Timer]:
+    """Timers of one lane, one after another in time, round robin over the shards."""
     return [one(host, f"{host} {n}", at=at + n * step_ms, **{"shard": n % 8} | changes) for n in range(number)]
 
 
@@ -61,12 +62,12 @@ def first_ids(host: str, number: int) -> list[str]:
 
 
 def begun_of(timers: Sequence[Timer]) -> Counter[int]:
-    """How many were begun of each lane."""
+    """The number of begun timers per lane."""
     return Counter(timer.lane for timer in timers)
 
 
 async def left_in(store: Store, *lanes: int) -> dict[int, int]:
-    """The earliest pending timer of each of these lanes that has one."""
+    """The earliest pending timer of each of these lanes, if any."""
     left: dict[int, int] = {}
     for each in (await everything(store)).values():
         if each.status is Status.PENDING and each.lane in lanes:
@@ -74,27 +75,27 @@ async def left_in(store: Store, *lanes: int) -> dict[int, int]:
     return left
 
 
-# begin: a limit for each lane.
+# begin: the limit per lane.
 
 
-async def test_begin_takes_the_oldest_and_not_too_many_of_a_lane(store) -> None:
+async def test_begin_takes_the_oldest_within_the_limit_per_lane(store: Store) -> None:
     await with_timers(store, *several(A, 10), *several(B, 3, at=START - 50))
     held = await holding(store)
     begun = await store.begin(ALICE, held, 10, lane_max=4)
     assert ids(begun.timers) == first_ids(A, 4) + first_ids(B, 3)
-    assert (begun.more, begun.next_at) == (False, None), "the caller knows what the limit of a lane holds back"
+    assert (begun.more, begun.next_at) == (False, None), "timers beyond the limit of their lane do not count as more"
     assert ids((await store.begin(ALICE, held, 10, lane_max=4)).timers) == [f"{A} {n}" for n in range(4, 8)]
 
 
-async def test_a_lane_may_have_a_limit_of_its_own(store) -> None:
+async def test_lane_can_have_a_limit_of_its_own(store: Store) -> None:
     await with_timers(store, *several(A, 10), *several(B, 10), *several(C, 10))
     limits = {lane(A): 6, lane(B): 0, lane("elsewhere"): 9}
-    begun = (await store.begin(ALICE, await holding(store), EVERYTHING, lane_max=2, wide=limits)).timers
+    begun = (await store.begin(ALICE, await holding(store), EVERYTHING, lane_max=2, lane_limits=limits)).timers
     assert begun_of(begun) == {lane(A): 6, lane(C): 2}
     assert begun == sorted(begun, key=lambda t: t.fire_at)
 
 
-async def test_lanes_are_told_apart_by_namespace_scheme_host_and_port(store) -> None:
+async def test_lanes_differ_by_namespace_scheme_host_and_port(store: Store) -> None:
     await with_namespace(store, "elsewhere")
     urls = ["https://h", "https://h:443/x", "https://h:444", "http://h:443", "https://i"]
     targets: list[Target] = [*(HttpTarget(url=url) for url in urls), NatsTarget(subject="a"), NatsTarget(subject="b")]
@@ -109,7 +110,7 @@ async def test_lanes_are_told_apart_by_namespace_scheme_host_and_port(store) -> 
     assert len({t.lane for t in begun}) == 2 * 5
 
 
-async def test_begin_says_whether_more_is_due(store) -> None:
+async def test_begin_reports_whether_more_is_due(store: Store) -> None:
     await with_timers(store, *several(A, 5), one(B, at=START + 9))
     held = await holding(store)
     for limit, number, more in ((3, 3, True), (3, 2, False), (3, 0, False)):
@@ -118,21 +119,21 @@ async def test_begin_says_whether_more_is_due(store) -> None:
         assert begun.next_at == (START if more else START + 9)
 
 
-async def test_more_is_due_when_both_limits_are_reached(store) -> None:
+async def test_begin_reports_more_if_both_limits_are_reached(store: Store) -> None:
     await with_timers(store, *several(A, 5), *several(B, 5, at=START - 50))
     begun = await store.begin(ALICE, await holding(store), 3, lane_max=2)
     assert begun_of(begun.timers) == {lane(A): 2, lane(B): 1}
     assert (begun.more, begun.next_at) == (True, START)
 
 
-async def test_what_a_pause_holds_back_is_not_more(store) -> None:
+async def test_paused_timers_do_not_count_as_more(store: Store) -> None:
     await with_namespace(store, "paused", paused=True)
     await with_timers(store, *several(A, 5, namespace="paused"), one(A))
     begun = await store.begin(ALICE, await holding(store), 5)
     assert (ids(begun.timers), begun.more, begun.next_at) == ([A], False, None)
 
 
-async def test_begin_says_so_when_it_does_not_get_past_what_is_held_back(store) -> None:
+async def test_begin_reports_more_if_held_back_timers_fill_what_it_reads(store: Store) -> None:
     await with_namespace(store, "paused", paused=True)
     await with_timers(store, *several(A, 1_500, at=START - 9_000, namespace="paused"), one(B))
     held = await holding(store)
@@ -142,10 +143,10 @@ async def test_begin_says_so_when_it_does_not_get_past_what_is_held_back(store) 
     assert ids(found) == [B]
 
 
-# begin_lanes: what is taken.
+# begin_lanes: which timers are begun.
 
 
-async def test_begin_lanes_takes_the_oldest_of_each_lane_and_nothing_else(store) -> None:
+async def test_begin_lanes_takes_only_the_oldest_of_each_requested_lane(store: Store) -> None:
     await with_timers(store, *several(A, 10), *several(B, 10, step_ms=2), *several(C, 10, at=START - 900))
     held = await holding(store)
     begun = (await store.begin_lanes(ALICE, held, EVERYTHING, [Portion(lane(A), 3), Portion(lane(B), 4)])).timers
@@ -155,7 +156,7 @@ async def test_begin_lanes_takes_the_oldest_of_each_lane_and_nothing_else(store)
     assert begun == sorted(begun, key=lambda t: t.fire_at)
 
 
-async def test_begin_lanes_is_what_the_lifecycle_says_and_what_is_written(store, clock: ManualClock) -> None:
+async def test_timer_begun_by_lane_equals_lifecycle_begin_and_is_stored(store: Store, clock: ManualClock) -> None:
     held = await holding(store)
     fresh, retried = one(A, shard=3), one(B, "retried", shard=5, fire_at=START, attempt=2, failures=1, started_at=START)
     await with_timers(store, fresh, retried)
@@ -168,7 +169,7 @@ async def test_begin_lanes_is_what_the_lifecycle_says_and_what_is_written(store,
     assert await store.record(ALICE, [(t, completed(t)) for t in begun.timers]) == [True, True]
 
 
-async def test_begin_lanes_is_never_early(store, clock: ManualClock) -> None:
+async def test_begin_lanes_begins_no_timer_early(store: Store, clock: ManualClock) -> None:
     await with_timers(store, one(A, at=START + 1), one(A, "later", at=START + 2))
     held = await holding(store)
     for id in (A, "later"):
@@ -178,7 +179,7 @@ async def test_begin_lanes_is_never_early(store, clock: ManualClock) -> None:
         assert ids((await store.begin_lanes(ALICE, held, 5, [Portion(lane(A), 5)])).timers) == [id]
 
 
-async def test_begin_lanes_leaves_out_a_namespace_that_was_paused_after_its_lanes_were_listed(store) -> None:
+async def test_begin_lanes_skips_a_namespace_paused_after_lanes_were_listed(store: Store) -> None:
     namespace = await with_namespace(store, "elsewhere")
     await with_timers(
         store, *several(A, 5, namespace="elsewhere"), one(A, "ahead", at=START + 5, namespace="elsewhere")
@@ -196,7 +197,7 @@ async def test_begin_lanes_leaves_out_a_namespace_that_was_paused_after_its_lane
     assert begun_of(begun.timers) == {lane(A): 2, lane(A, "elsewhere"): 3}
 
 
-async def test_begin_lanes_takes_from_held_shards_alone(store) -> None:
+async def test_begin_lanes_takes_only_from_held_shards(store: Store) -> None:
     await with_timers(store, *several(A, 16))
     await with_timers(store, one(A, "ahead", at=START + 7, shard=0), one(A, "ahead, mine", at=START + 9, shard=3))
     held = await holding(store, ALICE, 3, 5)
@@ -205,27 +206,27 @@ async def test_begin_lanes_takes_from_held_shards_alone(store) -> None:
     assert ids(begun.timers) == [f"{A} {n}" for n in (3, 5, 11, 13)]
     assert begun.lanes == {lane(A): START + 9}
     assert begun.refused == frozenset()
-    # Of what is held, only what was asked for; and a shard that is not ours is refused.
+    # Only the requested shards, although more are held; a shard of another owner is refused.
     begun = await store.begin_lanes(BOB, {1: others[1], 5: held[5]}, EVERYTHING, [Portion(lane(A), 50)])
     assert ids(begun.timers) == [f"{A} {n}" for n in (1, 9)]
-    assert (begun.refused, begun.lanes) == ({5}, {})
+    assert (begun.refused, begun.lanes) == (frozenset({5}), {})
 
 
-async def test_timers_of_refused_shards_hide_nothing_in_their_lane(store) -> None:
+async def test_timers_of_refused_shards_do_not_hide_others_in_their_lane(store: Store) -> None:
     await with_timers(store, *several(A, 50, shard=0), one(A, "mine", shard=1))
     held = await holding(store, ALICE, 1)
     begun = await store.begin_lanes(ALICE, held | {0: 7}, 3, [Portion(lane(A), 3)])
-    assert (ids(begun.timers), begun.refused) == (["mine"], {0})
+    assert (ids(begun.timers), begun.refused) == (["mine"], frozenset({0}))
 
 
-async def test_a_lane_that_has_nothing_stands_in_nobodys_way(store) -> None:
+async def test_empty_lane_does_not_affect_others(store: Store) -> None:
     await with_timers(store, *several(A, 5))
     portions = [Portion(lane(B), 5), Portion(lane(A), 2), Portion(lane_of("nowhere", "nats"), 5)]
     begun = await store.begin_lanes(ALICE, await holding(store), EVERYTHING, portions)
     assert (ids(begun.timers), begun.lanes) == (first_ids(A, 2), {lane(A): START - 98})
 
 
-# begin_lanes: who gets how much.
+# begin_lanes: the share of each lane.
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ async def test_a_lane_that_has_nothing_stands_in_nobodys_way(store) -> None:
     [((1, 3), 40), ((1, 1), 41), ((1, 1, 2), 30), ((0.25, 2.5), 22), ((1, 100), 30), ((1, 1, 1), 2)],
     ids=str,
 )
-async def test_each_lane_gets_its_share_when_there_is_not_enough_for_all(store, shares, limit: int) -> None:
+async def test_scarce_limit_is_divided_by_share(store: Store, shares: tuple[float, ...], limit: int) -> None:
     hosts = [A, B, C][: len(shares)]
     for host in hosts:
         await with_timers(store, *several(host, 50))
@@ -247,7 +248,7 @@ async def test_each_lane_gets_its_share_when_there_is_not_enough_for_all(store, 
     assert begun.lanes == await left_in(store, *map(lane, hosts))
 
 
-async def test_what_a_lane_does_not_need_goes_to_the_others(store) -> None:
+async def test_unneeded_share_goes_to_other_lanes(store: Store) -> None:
     await with_timers(store, *several(A, 2), *several(B, 50), *several(C, 50))
     portions = [Portion(lane(A), 50, 8), Portion(lane(B), 5, 8), Portion(lane(C), 50, 1)]
     begun = await store.begin_lanes(ALICE, await holding(store), 30, portions)
@@ -255,14 +256,14 @@ async def test_what_a_lane_does_not_need_goes_to_the_others(store) -> None:
     assert begun.lanes == await left_in(store, lane(B), lane(C))
 
 
-async def test_everything_is_taken_when_there_is_enough_for_all(store) -> None:
+async def test_all_due_timers_are_taken_if_the_limit_suffices(store: Store) -> None:
     await with_timers(store, *several(A, 20), *several(B, 5))
     portions = [Portion(lane(A), 20, 0.01), Portion(lane(B), 5, 99)]
     begun = await store.begin_lanes(ALICE, await holding(store), 25, portions)
     assert (len(begun.timers), begun.lanes, begun.next_at) == (25, {}, None)
 
 
-async def test_more_lanes_than_there_is_room_for(store) -> None:
+async def test_limit_below_the_number_of_lanes_reaches_every_lane_in_turn(store: Store) -> None:
     hosts = [f"h{n}.example" for n in range(64)]
     await with_timers(store, *(t for host in hosts for t in several(host, 2)))
     held = await holding(store)
@@ -275,29 +276,30 @@ async def test_more_lanes_than_there_is_room_for(store) -> None:
     assert taken == dict.fromkeys(map(lane, hosts), 2)
 
 
-@pytest.mark.parametrize("seed", range(20))
-async def test_a_limit_is_used_up_and_never_exceeded(store, seed: int) -> None:
-    rng = random.Random(seed)
-    hosts = {f"h{n}.example": rng.choice([0, 1, 3, 20]) for n in range(rng.randrange(1, 9))}
-    await with_timers(store, *(t for host, number in hosts.items() for t in several(host, number)))
-    portions = [Portion(lane(host), rng.choice([0, 1, 4, 50]), rng.choice([0.1, 1, 1, 7])) for host in hosts]
-    wanted = {p.lane: min(p.most, number) for p, number in zip(portions, hosts.values(), strict=True)}
-    limit = rng.randrange(1, 40)
-    begun = await store.begin_lanes(ALICE, await holding(store), limit, portions)
-    counts = begun_of(begun.timers)
-    assert all(counts[each] <= most for each, most in wanted.items())
-    assert len(begun.timers) == min(limit, sum(wanted.values()))
-    assert begun.lanes == await left_in(store, *wanted)
-    assert begun.next_at == min(begun.lanes.values(), default=None)
+async def test_limit_is_used_up_and_never_exceeded(store: Store) -> None:
+    held = await holding(store)
+    for seed in range(20):
+        rng = random.Random(seed)
+        hosts = {f"h{n}.{seed}.example": rng.choice([0, 1, 3, 20]) for n in range(rng.randrange(1, 9))}
+        await with_timers(store, *(t for host, number in hosts.items() for t in several(host, number)))
+        portions = [Portion(lane(host), rng.choice([0, 1, 4, 50]), rng.choice([0.1, 1, 1, 7])) for host in hosts]
+        wanted = {p.lane: min(p.most, number) for p, number in zip(portions, hosts.values(), strict=True)}
+        limit = rng.randrange(1, 40)
+        begun = await store.begin_lanes(ALICE, held, limit, portions)
+        counts = begun_of(begun.timers)
+        assert all(counts[each] <= most for each, most in wanted.items()), seed
+        assert len(begun.timers) == min(limit, sum(wanted.values())), seed
+        assert begun.lanes == await left_in(store, *wanted), seed
+        assert begun.next_at == min(begun.lanes.values(), default=None), seed
 
 
-# begin_lanes: what is left.
+# begin_lanes: the remaining timers.
 
 
-async def test_what_is_left_in_each_lane(store) -> None:
-    await with_timers(store, *several(A, 3))  # all of it is taken
-    await with_timers(store, *several(B, 5), one(B, "ahead", at=START + 5))  # there is more than was asked for
-    await with_timers(store, *several(C, 2), one(C, "ahead c", at=START + 6))  # all that is due is taken
+async def test_begin_lanes_reports_the_earliest_remaining_timer_of_each_lane(store: Store) -> None:
+    await with_timers(store, *several(A, 3))  # all due timers are begun
+    await with_timers(store, *several(B, 5), one(B, "ahead", at=START + 5))  # more is due than requested
+    await with_timers(store, *several(C, 2), one(C, "ahead c", at=START + 6))  # all due timers are begun
     await with_timers(store, one(D, at=START + 7), one(D, "last", at=START + 9))  # nothing is due
     portions = [Portion(lane(host), 3) for host in (A, B, C, D, E)]
     begun = await store.begin_lanes(ALICE, await holding(store), EVERYTHING, portions)
@@ -305,7 +307,7 @@ async def test_what_is_left_in_each_lane(store) -> None:
     assert begun.next_at == START - 97
 
 
-async def test_what_the_limit_leaves_in_each_lane(store) -> None:
+async def test_remaining_timers_include_those_beyond_the_limit(store: Store) -> None:
     await with_timers(store, *several(A, 4), *several(B, 4), one(B, "ahead", at=START + 5))
     portions = [Portion(lane(A), 4), Portion(lane(B), 4)]
     held = await holding(store)
@@ -314,17 +316,17 @@ async def test_what_the_limit_leaves_in_each_lane(store) -> None:
     assert begun.lanes == {lane(B): START + 5}
 
 
-async def test_a_portion_of_nothing_shows_what_is_there(store) -> None:
+async def test_portion_of_zero_reports_the_earliest_timer(store: Store) -> None:
     await with_timers(store, *several(A, 3))
     begun = await store.begin_lanes(ALICE, await holding(store), 5, [Portion(lane(A), 0)])
     assert (begun.timers, begun.lanes) == ([], {lane(A): START - 100})
 
 
-# Attempts that were lost.
+# Lost attempts.
 
 
 async def lose(store: Store, *timers: Timer) -> list[Timer]:
-    """Have Alice begin these timers and never be heard of again."""
+    """Let Alice begin these timers and then disappear."""
     held = await holding(store, ALICE)
     await with_timers(store, *timers)
     begun = (await store.begin(ALICE, held, EVERYTHING)).timers
@@ -333,7 +335,7 @@ async def lose(store: Store, *timers: Timer) -> list[Timer]:
     return begun
 
 
-async def test_a_lost_attempt_is_begun_with_its_lane_at_its_deadline(store, clock: ManualClock) -> None:
+async def test_lost_attempt_is_begun_with_its_lane_at_its_deadline(store: Store, clock: ManualClock) -> None:
     lost, other = await lose(store, one(A, at=START - 1), one(B))
     held = await holding(store, BOB)
     assert lost.deadline_at is not None
@@ -342,12 +344,12 @@ async def test_a_lost_attempt_is_begun_with_its_lane_at_its_deadline(store, cloc
     clock.advance(1)
     [again] = (await store.begin_lanes(BOB, held, 5, [Portion(lane(A), 5)])).timers
     assert again == lifecycle.begin(lost, now=clock.now(), version=held[0])
-    assert await store.get("default", B) == other, "another lane's is left to it"
+    assert await store.get("default", B) == other, "not from another lane"
     assert (await store.tally())[Status.EXECUTING] == 2
     assert (await store.begin_lanes(BOB, held, 5, [Portion(lane(A), 5)])).timers == [], "it is Bob's now"
 
 
-async def test_a_lane_with_a_lost_attempt_is_listed(store, clock: ManualClock) -> None:
+async def test_lane_with_a_lost_attempt_is_listed(store: Store, clock: ManualClock) -> None:
     lost, _ = await lose(store, one(A, at=START - 1), one(B))
     held = await holding(store, BOB)
     assert (await store.lanes(START)).lanes == []
@@ -359,7 +361,7 @@ async def test_a_lane_with_a_lost_attempt_is_listed(store, clock: ManualClock) -
     assert ids(begun.timers) == [A, B]
 
 
-async def test_lost_attempts_count_like_all_that_is_due(store, clock: ManualClock) -> None:
+async def test_lost_attempts_count_as_due(store: Store, clock: ManualClock) -> None:
     await lose(store, *several(A, 4, at=START - 100, step_ms=10))
     await with_timers(store, *(one(A, f"due {n}", at=START - 95 + n * 10, shard=n) for n in range(4)))
     held = await holding(store, BOB)
@@ -371,7 +373,7 @@ async def test_lost_attempts_count_like_all_that_is_due(store, clock: ManualCloc
     assert (await store.tally())[Status.EXECUTING] == 8
 
 
-async def test_lost_attempts_that_are_not_to_be_begun(store, clock: ManualClock) -> None:
+async def test_lost_attempts_that_must_not_begin(store: Store, clock: ManualClock) -> None:
     namespace = await with_namespace(store, "elsewhere")
     await lose(store, one(A, shard=1), one(A, "theirs", shard=2), one(A, "held back", shard=1, namespace="elsewhere"))
     held = await holding(store, BOB, 1)
@@ -385,11 +387,11 @@ async def test_lost_attempts_that_are_not_to_be_begun(store, clock: ManualClock)
     await store.renew(BOB, 10**9)
     await switch(store, namespace, paused=False)
     begun = await store.begin_lanes(BOB, held, 5, portions)
-    assert ids(begun.timers) == ["held back"], "and not the one that Bob has begun"
+    assert ids(begun.timers) == ["held back"], "and not the attempt that Bob has begun"
 
 
-async def test_where_nobody_waits_for_deadlines_a_lost_attempt_is_listed_at_once(opened, database: str, clock) -> None:
-    """With ``takeover_now``, whoever claims a shard is the only one that is left."""
+async def test_takeover_now_lists_a_lost_attempt_at_once(opened: Opened, database: str, clock: ManualClock) -> None:
+    """With ``takeover_now``, the claimer of a shard is the only instance that is left."""
     await lose(await opened(database), one(A), one(B))
     store = PostgresStore(database, shards=8, takeover_now=True, virtual_clock=clock)
     await store.open()
@@ -400,7 +402,7 @@ async def test_where_nobody_waits_for_deadlines_a_lost_attempt_is_listed_at_once
         assert ids((await store.begin_lanes(BOB, held, 5, [Portion(lane(A), 5)])).timers) == [A]
         assert [each.destination for each in (await store.lanes(START)).lanes] == [origin(B)]
         begun = await store.begin(BOB, held, 5)
-        assert (ids(begun.timers), begun.next_at) == ([B], None), "and nobody looks again at its deadline"
+        assert (ids(begun.timers), begun.next_at) == ([B], None), "and no poll at its deadline"
     finally:
         await store.close()
 
@@ -408,7 +410,7 @@ async def test_where_nobody_waits_for_deadlines_a_lost_attempt_is_listed_at_once
 # lanes.
 
 
-async def test_a_lane_is_listed_with_its_earliest_timer(store) -> None:
+async def test_lane_is_listed_with_its_earliest_timer(store: Store) -> None:
     await with_namespace(store, "elsewhere")
     await with_timers(store, *several(A, 3), *several(A, 3, at=START - 7, namespace="elsewhere"))
     await with_timers(store, timer("n", definition=Definition(target=NatsTarget(subject="s"))))
@@ -423,22 +425,22 @@ async def test_a_lane_is_listed_with_its_earliest_timer(store) -> None:
     assert found.next is None
 
 
-async def test_a_lane_is_listed_that_has_a_timer_due_by_then(store) -> None:
+async def test_lane_is_listed_if_a_timer_is_due_by_the_given_time(store: Store) -> None:
     await with_timers(store, one(A, at=START + 5), one(A, "later", at=START + 9))
     assert (await store.lanes(START + 4)).lanes == []
     assert [each.fire_at for each in (await store.lanes(START + 5)).lanes] == [START + 5]
     assert [each.fire_at for each in (await store.lanes(START + 100)).lanes] == [START + 5]
 
 
-async def test_lanes_counts_what_is_due_up_to_a_limit(store, clock: ManualClock) -> None:
+async def test_lanes_counts_due_timers_up_to_a_limit(store: Store, clock: ManualClock) -> None:
     await with_namespace(store, "paused", paused=True)
     await with_timers(store, *several(A, 5), *several(B, 4, namespace="paused"), one(C, at=START + 1))
     assert [(await store.lanes(START, due_max=most)).due for most in (0, 1, 8, 9, 10, 99)] == [0, 1, 8, 9, 9, 9]
     clock.advance(1)
-    assert (await store.lanes(START, due_max=99)).due == 10, "by the store's clock, whatever is asked for"
+    assert (await store.lanes(START, due_max=99)).due == 10, "by the store's clock, not by ``until``"
 
 
-async def test_the_lanes_of_a_paused_namespace_are_left_out(store) -> None:
+async def test_lanes_of_a_paused_namespace_are_not_listed(store: Store) -> None:
     namespace = await with_namespace(store, "elsewhere")
     await with_timers(store, one(A), one(A, namespace="elsewhere"))
     assert len((await store.lanes(START)).lanes) == 2
@@ -448,28 +450,28 @@ async def test_the_lanes_of_a_paused_namespace_are_left_out(store) -> None:
     assert len((await store.lanes(START)).lanes) == 2
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 10, 11, 50])
-async def test_lanes_come_in_pages(store, size: int) -> None:
+async def test_lanes_are_returned_in_pages(store: Store) -> None:
     await with_namespace(store, "paused", paused=True)
     listed = [f"h{n}.example" for n in range(7)]
     await with_timers(store, *(t for host in listed for t in several(host, 3)))
-    # Lanes that are not listed count for the size of a page.
+    # Lanes that are not listed count towards the size of a page.
     await with_timers(store, one(A, namespace="paused"), one(B, namespace="paused"), one(C, at=START + 10**6))
-    found: list[int] = []
-    page = await store.lanes(START, limit=size)
-    while True:
-        lanes = sorted(each.lane for each in page.lanes)
-        assert len(lanes) <= size
-        assert not found or not lanes or lanes[0] > found[-1]
-        found += lanes
-        if page.next is None:
-            break
-        assert not lanes or page.next >= lanes[-1]
-        page = await store.lanes(START, after=page.next, limit=size)
-    assert found == sorted(map(lane, listed))
+    for size in (1, 2, 3, 7, 10, 11, 50):
+        found: list[int] = []
+        page = await store.lanes(START, limit=size)
+        while True:
+            lanes = sorted(each.lane for each in page.lanes)
+            assert len(lanes) <= size
+            assert not found or not lanes or lanes[0] > found[-1]
+            found += lanes
+            if page.next is None:
+                break
+            assert not lanes or page.next >= lanes[-1]
+            page = await store.lanes(START, after=page.next, limit=size)
+        assert found == sorted(map(lane, listed)), size
 
 
-async def test_a_begun_timer_leaves_its_lane_and_comes_back_with_its_retry(store, clock: ManualClock) -> None:
+async def test_begun_timer_leaves_its_lane_and_returns_for_its_retry(store: Store, clock: ManualClock) -> None:
     held = await holding(store)
     await with_timers(store, one(A))
     assert len((await store.lanes(START)).lanes) == 1
@@ -487,7 +489,7 @@ async def test_a_begun_timer_leaves_its_lane_and_comes_back_with_its_retry(store
     assert (await store.lanes(START + 10**9)).lanes == []
 
 
-async def test_lanes_survive_reopening(store, reopened) -> None:
+async def test_lanes_survive_reopening(store: Store, reopened: Reopen) -> None:
     await with_timers(store, *several(A, 3), *several(B, 3))
     before = await store.lanes(START, due_max=9)
     again = await reopened(store)
@@ -503,20 +505,20 @@ ODD_PAYLOADS = {
     "a NUL": Raw(rb'"\u0000"'),
     "deep": Raw(b"[" * 400 + b"]" * 400),
     "the same key twice": Raw(b'{"target":{"type":"nats"},"target":{"url":"http://elsewhere.example"}}'),
-    "a number that is no float": Raw(b"1e999"),
+    "a number too large for a float": Raw(b"1e999"),
     "large": Raw(b'"' + b"x" * 200_000 + b'"'),
 }
 
 
 @pytest.mark.parametrize("payload", ODD_PAYLOADS)
-async def test_no_payload_hides_a_lane(store, payload: str) -> None:
-    """A client's payload must not break what is asked about all lanes."""
+async def test_payload_that_the_database_can_not_parse_does_not_hide_lanes(store: Store, payload: str) -> None:
+    """A client's payload must not break queries over all lanes."""
     await with_timers(store, one(A, definition=definition(A, payload=ODD_PAYLOADS[payload])), one(B))
     assert {each.destination for each in (await store.lanes(START)).lanes} == {origin(A), origin(B)}
     assert {each.destination for each in await store.overdue(range(8), START + 1, 9)} == {origin(A), origin(B)}
 
 
-async def test_an_url_that_is_not_valid_has_a_lane_too(store) -> None:
+async def test_invalid_url_has_a_lane(store: Store) -> None:
     for n, url in enumerate(["http://", "http://a b/", "ftp://x", "", 'http://"x"/', "http://" + "x" * 3_000]):
         odd = timer(f"{n}", at=START - n, definition=Definition(target=HttpTarget(url=url)))
         await with_timers(store, odd)
@@ -529,7 +531,7 @@ async def test_an_url_that_is_not_valid_has_a_lane_too(store) -> None:
 # overdue.
 
 
-async def test_overdue_counts_what_should_have_been_begun(store) -> None:
+async def test_overdue_counts_timers_that_should_have_begun(store: Store) -> None:
     held = await holding(store)
     await with_namespace(store, "paused", paused=True)
     await with_timers(store, *several(A, 12), *several(B, 3, at=START - 50, namespace="paused"), one(C))
@@ -542,12 +544,12 @@ async def test_overdue_counts_what_should_have_been_begun(store) -> None:
     [found] = await store.overdue(range(8), START - 95, 99)
     assert (found.destination, found.timers) == (origin(A), 5)
     assert await store.overdue(range(8), START - 100, 99) == []
-    # What is under way is not overdue.
+    # Executing timers are not overdue.
     await store.begin(ALICE, held, 12)
     assert {each.namespace for each in await store.overdue(range(8), START, 99)} == {"paused"}
 
 
-async def test_overdue_is_about_these_shards_alone(store) -> None:
+async def test_overdue_covers_only_the_given_shards(store: Store) -> None:
     await with_timers(store, *several(A, 16), *several(B, 4, shard=2))
     found = await store.overdue([2, 5], START, EVERYTHING)
     assert {(each.destination, each.oldest_at, each.timers) for each in found} == {
@@ -557,7 +559,7 @@ async def test_overdue_is_about_these_shards_alone(store) -> None:
     assert await store.overdue([], START, EVERYTHING) == []
 
 
-# Which lane a timer is in after a change.
+# The lane of a timer after a change.
 
 
 async def assert_only_in(store: Store, host: str, id: str) -> None:
@@ -568,20 +570,20 @@ async def assert_only_in(store: Store, host: str, id: str) -> None:
     assert ids((await store.begin_lanes(ALICE, held, 5, [Portion(lane(host), 5)])).timers) == [id]
 
 
-async def test_a_change_of_the_target_moves_a_timer_to_another_lane(store) -> None:
+async def test_changed_destination_moves_a_timer_to_another_lane(store: Store) -> None:
     await with_timers(store, before := one(A))
     assert await store.swap(before, lifecycle.amend(before, now=START, definition=definition(B)))
     await assert_only_in(store, B, A)
 
 
-async def test_a_change_of_the_path_does_not(store) -> None:
+async def test_changed_path_keeps_the_lane(store: Store) -> None:
     await with_timers(store, before := one(A))
     elsewhere = Definition(target=HttpTarget(url=f"https://{A}:443/elsewhere"))
     assert await store.swap(before, lifecycle.amend(before, now=START, definition=elsewhere))
     await assert_only_in(store, A, A)
 
 
-async def test_a_timer_that_takes_the_place_of_another_has_a_lane_of_its_own(store) -> None:
+async def test_replacing_timer_has_its_own_lane(store: Store) -> None:
     await with_timers(store, before := one(A))
     assert await store.swap(before, lifecycle.renew(before, one(B, A)))
     await assert_only_in(store, B, A)
@@ -589,8 +591,8 @@ async def test_a_timer_that_takes_the_place_of_another_has_a_lane_of_its_own(sto
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.CANCELED, Status.FAILED])
 @pytest.mark.parametrize("way", ["replay", "renew"])
-async def test_a_final_timer_that_fires_again_is_in_its_lane(store, status: Status, way: str) -> None:
-    """Also one that was moved to another lane before it became final."""
+async def test_replayed_timer_is_in_its_lane(store: Store, status: Status, way: str) -> None:
+    """Also if it was moved to another lane before it became final."""
     await with_timers(store, first := one(C, A))
     before = lifecycle.amend(first, now=START, definition=definition(A))
     assert await store.swap(first, before)
@@ -608,14 +610,14 @@ async def test_a_final_timer_that_fires_again_is_in_its_lane(store, status: Stat
     await assert_only_in(store, destination_of(after.definition.target)[8:-4], A)
 
 
-async def test_a_removed_timer_is_in_no_lane(store) -> None:
+async def test_deleted_timer_is_in_no_lane(store: Store) -> None:
     await with_timers(store, before := one(A))
     assert await store.swap(before, None)
     assert (await store.lanes(START)).lanes == []
     assert await store.overdue(range(8), START + 1, 9) == []
 
 
-async def test_a_deferred_timer_is_in_its_lane_again(store) -> None:
+async def test_deferred_timer_returns_to_its_lane(store: Store) -> None:
     held = await holding(store)
     await with_timers(store, *several(A, 3))
     begun = (await store.begin_lanes(ALICE, held, 5, [Portion(lane(A), 5)])).timers

@@ -1,13 +1,14 @@
-"""What lanes cost: timers that are not asked for, however many, and the timers of paused namespaces cost nothing.
+"""The cost of lanes: timers of other lanes and of paused namespaces cost nothing, however many they are.
 
-SQLite counts the steps of its virtual machine, PostgreSQL the rows and pages that the parts of a plan came by. The
-plans are those of the store's sessions, generic ones, with statistics of the tables and without.
+SQLite counts the steps of its virtual machine, PostgreSQL the rows and pages that each plan node reads. The plans are
+the generic plans of the store's sessions, with and without table statistics.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,16 +16,18 @@ import pytest
 
 from duetime.model import Definition, HttpTarget, Status, Timer
 from duetime.store import Filter, Portion, Store
-from duetime.stores import postgres_statements as sql
-from duetime.stores import sqlite_file
-from duetime.stores.postgres import PostgresStore
+from duetime.stores.postgres import statements as sql
+from duetime.stores.postgres.store import PostgresStore
+from duetime.stores.sqlite import file as sqlite_file
 from tests.clocks import START, ManualClock
-from tests.contract.stores import sqlite
+from tests.contract.stores import Opened, sqlite
 from tests.contract.timers import ALICE, BOB, ended, holding, ids, timer, with_namespace, with_timers
+
+pytestmark = pytest.mark.alone
 
 BACKLOG = 20_000
 PORTIONS = 64
-"""How many lanes an engine asks for at once."""
+"""How many lanes an engine requests at once."""
 
 
 def of_lane(number: int, id: str, **changes: Any) -> Timer:
@@ -40,7 +43,7 @@ BUSY, MINE = 0, 1
 
 
 async def put_backlog(store: Store) -> None:
-    """Have many timers due in a lane that is not asked for and in a paused namespace, and as many that will be."""
+    """Insert many due timers in a lane that is not requested and in a paused namespace, and as many later ones."""
     await with_namespace(store, "paused", paused=True)
     for first in range(0, BACKLOG, 1000):
         numbers = range(first, first + 1000)
@@ -53,7 +56,7 @@ async def put_backlog(store: Store) -> None:
 
 
 async def put_lanes(store: Store, lanes: range, timers: int) -> None:
-    """Have this many timers due in each of these lanes."""
+    """Insert this many due timers in each of these lanes."""
     for number in lanes:
         await with_timers(store, *(of_lane(number, f"{number}/{n}", at=START - n, shard=n % 8) for n in range(timers)))
 
@@ -62,7 +65,7 @@ MINE_ONLY = [Portion(lane(MINE), 16)]
 EACH_LANE = [Portion(lane(number), 16) for number in range(1, PORTIONS + 1)]
 
 
-async def test_nobody_waits_behind_a_backlog(store) -> None:
+async def test_backlog_does_not_hide_other_lanes(store: Store) -> None:
     await put_backlog(store)
     await with_timers(store, of_lane(MINE, "mine", at=START - 1), of_lane(MINE, "next", at=START + 1))
     held = await holding(store)
@@ -77,7 +80,7 @@ async def test_nobody_waits_behind_a_backlog(store) -> None:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
-    """How many steps SQLite has taken since it was asked last, in tens."""
+    """The number of steps of SQLite since the last call, in tens."""
     count = 0
     connect = sqlite_file._connect
 
@@ -100,7 +103,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     yield since
 
 
-async def test_sqlite_passes_over_a_backlog(tmp_path, clock: ManualClock, steps: Callable[[], int]) -> None:
+async def test_sqlite_skips_a_backlog_at_no_cost(tmp_path: Path, clock: ManualClock, steps: Callable[[], int]) -> None:
     store = await sqlite(tmp_path, clock)
     held = await holding(store)
 
@@ -116,7 +119,7 @@ async def test_sqlite_passes_over_a_backlog(tmp_path, clock: ManualClock, steps:
             taken.append(steps())
         return taken
 
-    await with_namespace(store, "also paused", paused=True)  # so that pauses are asked for, before and after
+    await with_namespace(store, "also paused", paused=True)  # so that the pauses are checked, before and after
     await with_timers(store, of_lane(BUSY, "busy", at=START + 10**6), of_lane(MINE, "mine", at=START + 10**6))
     await costs()
     idle = await costs()
@@ -126,7 +129,9 @@ async def test_sqlite_passes_over_a_backlog(tmp_path, clock: ManualClock, steps:
     await store.close()
 
 
-async def test_sqlite_reads_as_much_as_there_are_lanes(tmp_path, clock: ManualClock, steps: Callable[[], int]) -> None:
+async def test_sqlite_cost_is_proportional_to_the_number_of_lanes(
+    tmp_path: Path, clock: ManualClock, steps: Callable[[], int]
+) -> None:
     store = await sqlite(tmp_path, clock)
 
     async def cost(listed: int) -> int:
@@ -156,7 +161,7 @@ Plan = dict[str, Any]
 
 @asynccontextmanager
 async def session(store: PostgresStore) -> AsyncIterator[Any]:
-    """One of the store's connections, which is ended when the test fails."""
+    """One of the store's connections, closed if the test fails."""
     async with store._pool.connection() as connection:
         try:
             yield connection
@@ -166,7 +171,7 @@ async def session(store: PostgresStore) -> AsyncIterator[Any]:
 
 
 async def explained(connection: Any, statement: str, *arguments: object) -> Plan:
-    """Run the statement with its generic plan, and take back what it did."""
+    """Run the statement with its generic plan and roll back."""
     await connection.execute(f"PREPARE it AS {statement}")
     try:
         async with connection.transaction():
@@ -206,10 +211,10 @@ def nodes(plan: Plan) -> Iterator[Plan]:
 
 
 def rows_met(node: Plan) -> float:
-    """How many rows a part of a plan came by, in all its loops."""
+    """The number of rows that a plan node processed, in all its loops."""
     removed: float = sum(number for name, number in node.items() if name.startswith("Rows Removed"))
-    rows: float = node["Actual Rows"]
-    return (rows + removed) * node["Actual Loops"]
+    rows: float = (node["Actual Rows"] + removed) * node["Actual Loops"]
+    return rows
 
 
 def timers_read(plan: Plan) -> float:
@@ -217,41 +222,43 @@ def timers_read(plan: Plan) -> float:
 
 
 def pages_read(plan: Plan) -> int:
-    """How many pages were read of tables, indexes and what was written."""
+    """The number of pages read, of tables, indexes and written data."""
     pages: int = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
     return pages
 
 
 def assert_no_part_runs_over_and_over(plan: Plan) -> None:
-    """One part of a plan that runs for each row of another comes by many times the rows that there are."""
+    """A plan node that runs for each row of another processes many times the number of rows in the table."""
     assert sum(map(rows_met, nodes(plan))) < 20 * timers_read(plan) + 2_000
     worst = max(nodes(plan), key=rows_met)
     assert rows_met(worst) <= 2 * timers_read(plan) + 500, worst["Node Type"]
 
 
 class Statements:
-    """The store's statements about lanes, with what the store would give them."""
+    """The store's statements about lanes, with realistic arguments."""
 
     def __init__(self, store: PostgresStore, held: dict[int, int], clock: ManualClock) -> None:
         self._look = ALICE, [held[shard] for shard in range(store.shards)], 500, clock.now(), False, ["nobody"]
         self._now = clock.now()
 
-    def begin(self, lane_max: int | None = None) -> tuple[object, ...]:
+    def begin(self, lane_max: int | None = None) -> tuple[Any, ...]:
         return sql.BEGIN, *self._look, lane_max, "{}"
 
-    def begin_lanes(self, portions: list[Portion]) -> tuple[object, ...]:
+    def begin_lanes(self, portions: list[Portion]) -> tuple[Any, ...]:
         columns = ([getattr(portion, name) for portion in portions] for name in ("lane", "most", "share"))
         return sql.BEGIN_LANES, *self._look, *columns
 
-    def lanes(self, due_max: int) -> tuple[object, ...]:
+    def lanes(self, due_max: int) -> tuple[Any, ...]:
         return sql.LANES, self._now, self._now, -1, 20_000, due_max, False
 
-    def overdue(self, most: int) -> tuple[object, ...]:
+    def overdue(self, most: int) -> tuple[Any, ...]:
         return sql.OVERDUE, list(range(8)), self._now, most
 
 
 @pytest.mark.parametrize("skewed", [True, False], ids=["nearly all in one lane", "in many lanes"])
-async def test_postgres_passes_over_a_backlog(opened, database: str, clock: ManualClock, skewed: bool) -> None:
+async def test_postgres_skips_a_backlog_at_no_cost(
+    opened: Opened, database: str, clock: ManualClock, skewed: bool
+) -> None:
     store = await opened(database)
     await put_backlog(store)
     if not skewed:
@@ -273,7 +280,9 @@ async def test_postgres_passes_over_a_backlog(opened, database: str, clock: Manu
             await connection.execute("ANALYZE")
 
 
-async def test_postgres_compares_no_lane_with_every_timer(opened, database: str, clock: ManualClock) -> None:
+async def test_postgres_plan_does_not_join_each_lane_with_all_timers(
+    opened: Opened, database: str, clock: ManualClock
+) -> None:
     store = await opened(database)
     await put_lanes(store, range(PORTIONS + 1), 40)
     statements = Statements(store, await holding(store), clock)
@@ -297,8 +306,10 @@ OTHERS = 3_000
 
 
 @pytest.mark.parametrize("skewed", [True, False], ids=["in one shard", "in all of the others"])
-async def test_postgres_passes_over_the_timers_of_other_owners(opened, database, clock, skewed: bool) -> None:
-    """Those of them that are due, and those that will be, in the lane that is asked for."""
+async def test_postgres_does_not_read_timers_of_other_owners(
+    opened: Opened, database: str, clock: ManualClock, skewed: bool
+) -> None:
+    """The due and the later ones of these timers in the requested lane."""
     store = await opened(database)
     mine = await holding(store, ALICE, 6, 7)
     await holding(store, BOB, *range(6))
@@ -328,8 +339,8 @@ async def test_postgres_passes_over_the_timers_of_other_owners(opened, database,
     assert ids(begun.timers) == ["due"] and begun.next_at is not None and START < begun.next_at <= START + 9
 
 
-async def test_postgres_reads_an_evenly_shared_lane_once(opened, database: str, clock: ManualClock) -> None:
-    """It takes what is its own from the lane's order, and does not read a batch of each of its shards."""
+async def test_postgres_reads_an_evenly_shared_lane_once(opened: Opened, database: str, clock: ManualClock) -> None:
+    """The begin reads its own timers from the lane's index, and does not query each of its shards."""
     store = await opened(database)
     mine = await holding(store, ALICE, 6, 7)
     await holding(store, BOB, *range(6))
@@ -343,7 +354,7 @@ async def test_postgres_reads_an_evenly_shared_lane_once(opened, database: str, 
 
 
 @pytest.mark.parametrize("by_lane", [False, True], ids=["by age", "by lane"])
-async def test_what_is_ours_is_begun_behind_the_timers_of_other_owners(store, by_lane: bool) -> None:
+async def test_own_timers_behind_those_of_other_owners_are_begun(store: Store, by_lane: bool) -> None:
     mine = await holding(store, ALICE, 6, 7)
     await holding(store, BOB, *range(6))
     await with_timers(store, *(of_lane(MINE, f"theirs {n}", at=START - 9, shard=n % 6) for n in range(1_200)))
@@ -364,8 +375,8 @@ async def test_what_is_ours_is_begun_behind_the_timers_of_other_owners(store, by
 NAMESPACES = 300
 
 
-async def test_sqlite_asks_no_namespace_that_does_not_matter(
-    tmp_path, clock: ManualClock, steps: Callable[[], int]
+async def test_sqlite_cost_does_not_depend_on_unrelated_namespaces(
+    tmp_path: Path, clock: ManualClock, steps: Callable[[], int]
 ) -> None:
     store = await sqlite(tmp_path, clock)
     held = await holding(store)
@@ -397,7 +408,9 @@ async def test_sqlite_asks_no_namespace_that_does_not_matter(
     await store.close()
 
 
-async def test_postgres_reads_the_namespaces_only_when_they_have_changed(opened, database: str, monkeypatch) -> None:
+async def test_postgres_reads_namespaces_only_after_a_change(
+    opened: Opened, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = await opened(database)
     for n in range(50):
         await with_namespace(store, f"n{n}")

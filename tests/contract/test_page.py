@@ -1,26 +1,34 @@
-"""page: filters, the order that fits each, and a place to go on from that stays right while timers come and go; and
-count, which takes the same filters."""
+"""page: filters, their orders, and cursors that stay correct while timers are created and deleted; and count, which
+takes the same filters."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
+from collections.abc import Callable
+from itertools import product
+from typing import Any
 
 import pytest
 
+from duetime.errors import InvalidCursor
 from duetime.model import Status, Timer
-from duetime.store import Filter, Order, Place
+from duetime.store import Cursor, Filter, Order, Store
 from tests.clocks import START, ManualClock
+from tests.contract.needs import lists
 from tests.contract.timers import ids, timer, with_namespace, with_timers
+
+pytestmark = lists
 
 NAMESPACES = ("default", "billing", "mail")
 STATUSES = (Status.PENDING, Status.FAILED, Status.CANCELED)
 
 
 @pytest.fixture
-def crowd(store, runner, clock: ManualClock) -> list[Timer]:
-    """In order of creation; many share a time, so that the order of creation must tell them apart."""
-    clock.advance(100)  # Only what has been due can be executing.
+def crowd(store: Store, runner: asyncio.Runner, clock: ManualClock) -> list[Timer]:
+    """In order of creation; many have the same time, so that the order of creation must distinguish them."""
+    clock.advance(100)  # Only timers that were due can be executing.
     draw = random.Random(7)
     timers = []
     for n in range(150):
@@ -48,9 +56,9 @@ def crowd(store, runner, clock: ManualClock) -> list[Timer]:
     return timers
 
 
-async def walk(store, filter: Filter, limit: int) -> list[Timer]:
+async def walk(store: Store, filter: Filter, limit: int) -> list[Timer]:
     seen: list[Timer] = []
-    after: Place | None = None
+    after: Cursor | None = None
     while True:
         page = await store.page(filter, limit, after)
         assert len(page.timers) <= limit
@@ -63,7 +71,7 @@ async def walk(store, filter: Filter, limit: int) -> list[Timer]:
 
 def expected(crowd: list[Timer], filter: Filter) -> list[Timer]:
     marked = [(n, t) for n, t in enumerate(crowd) if filter.matches(t)]
-    keys = {
+    keys: dict[Order, Callable[[int, Timer], tuple[Any, ...]]] = {
         Order.NEWEST: lambda n, t: (-n,),
         Order.SOONEST: lambda n, t: (t.execute_at, n),
         Order.DUE: lambda n, t: (t.fire_at, n),
@@ -87,12 +95,12 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("limit", [1, 7, 1_000])
-async def test_every_filter_brings_what_it_matches_in_its_order(store, crowd: list[Timer], limit: int) -> None:
+async def test_every_filter_returns_its_matches_in_order(store: Store, crowd: list[Timer], limit: int) -> None:
     for filter in FILTERS:
         assert await walk(store, filter, limit) == expected(crowd, filter), filter
 
 
-async def test_every_filter_counts_what_it_matches_up_to_a_bound(store, crowd: list[Timer]) -> None:
+async def test_every_filter_counts_its_matches_up_to_a_limit(store: Store, crowd: list[Timer]) -> None:
     for filter in FILTERS:
         matching = len(expected(crowd, filter))
         assert await store.count(filter, 1_000) == matching, filter
@@ -101,7 +109,7 @@ async def test_every_filter_counts_what_it_matches_up_to_a_bound(store, crowd: l
 
 
 @pytest.fixture
-def namesakes(store, runner, clock: ManualClock) -> list[Timer]:
+def namesakes(store: Store, runner: asyncio.Runner, clock: ManualClock) -> list[Timer]:
     """One id in each namespace, in order of creation, among others."""
     clock.advance(100)
     made = [
@@ -119,7 +127,7 @@ def namesakes(store, runner, clock: ManualClock) -> list[Timer]:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 10])
-async def test_an_id_is_found_in_every_namespace(store, namesakes: list[Timer], limit: int) -> None:
+async def test_id_is_found_in_every_namespace(store: Store, namesakes: list[Timer], limit: int) -> None:
     for filter in (
         Filter(id="it"),
         Filter(id="it", namespace="billing"),
@@ -137,7 +145,7 @@ async def test_an_id_is_found_in_every_namespace(store, namesakes: list[Timer], 
         assert await store.count(filter, limit) == min(limit, len(matching)), filter
 
 
-async def test_an_empty_page(store) -> None:
+async def test_page_without_matches_is_empty(store: Store) -> None:
     page = await store.page(Filter(status=Status.FAILED), 10)
     assert page.timers == [] and page.next is None
 
@@ -147,11 +155,13 @@ async def test_an_empty_page(store) -> None:
     [Filter(), Filter(namespace="billing"), Filter(execute_after=START), Filter(status=Status.PENDING)],
     ids=str,
 )
-async def test_who_stays_is_shown_once_while_others_come_and_go(store, crowd: list[Timer], filter: Filter) -> None:
+async def test_unchanged_timers_are_listed_once_while_others_change(
+    store: Store, crowd: list[Timer], filter: Filter
+) -> None:
     draw = random.Random(11)
     going = set(draw.sample(ids(crowd), 50))
     seen: list[str] = []
-    after: Place | None = None
+    after: Cursor | None = None
     for round in itertools.count():
         page = await store.page(filter, 5, after)
         seen += ids(page.timers)
@@ -166,3 +176,12 @@ async def test_who_stays_is_shown_once_while_others_come_and_go(store, crowd: li
     stayed = [t.id for t in crowd if await store.get(t.namespace, t.id) is not None and filter.matches(t)]
     assert set(stayed) <= set(seen)
     assert len(seen) == len(set(seen))
+
+
+async def test_invalid_cursor_is_rejected(store: Store) -> None:
+    await with_timers(store, timer("a"), timer("b"))
+    marks: list[int | str] = ["", "é", 1 << 62, -(1 << 63)]
+    for order, mark in product((Order.NEWEST, Order.DUE), marks):
+        filter = Filter(status=Status.PENDING if order is Order.DUE else None)
+        with pytest.raises(InvalidCursor):
+            await store.page(filter, 1, Cursor(order, START, mark))

@@ -1,4 +1,4 @@
-"""Paused namespaces: what falls due in them waits, costs the others nothing, and shows nowhere but in not firing."""
+"""Paused namespaces: their due timers wait, cost others nothing, and differ from pending timers only in not firing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from duetime import lifecycle
+from duetime.instants import EPOCH
 from duetime.model import Namespace, Status, Timer
 from duetime.store import Filter, Store
 from tests.clocks import START, ManualClock
+from tests.contract.needs import lists
 from tests.contract.timers import ALICE, BOB, holding, ids, spread, switch, timer, with_namespace, with_timers
 
 PAUSED = ("east", "west")
@@ -29,9 +31,9 @@ async def resume(store: Store, namespace: Namespace) -> Namespace:
 
 
 async def seen(store: Store) -> list[Any]:
-    """All that one can ask about pending timers."""
+    """All lists and counts of pending timers."""
     found: list[Any] = [
-        await store.forecast([0, START - 40, START - 20, START + 1, START + 1000], most) for most in (3, 99)
+        await store.forecast([EPOCH, START - 40, START - 20, START + 1, START + 1000], most) for most in (3, 99)
     ]
     for filter in (Filter(status=Status.PENDING, namespace=name) for name in (None, "default", *PAUSED)):
         after = None
@@ -45,7 +47,8 @@ async def seen(store: Store) -> list[Any]:
     return found
 
 
-async def test_what_is_held_back_is_listed_and_counted_like_all_that_is_pending(store) -> None:
+@lists
+async def test_paused_timers_are_listed_and_counted_as_pending(store: Store) -> None:
     await paused_namespaces(store)
     await with_timers(store, *spread(10, at=START + 1, step_ms=30))
     for name in PAUSED:
@@ -57,7 +60,7 @@ async def test_what_is_held_back_is_listed_and_counted_like_all_that_is_pending(
         assert await seen(store) == before
 
 
-async def test_what_goes_on_is_begun_oldest_first_among_the_others(store, clock: ManualClock) -> None:
+async def test_resumed_timers_begin_oldest_first_among_the_others(store: Store, clock: ManualClock) -> None:
     namespaces = await paused_namespaces(store)
     for name in PAUSED:
         await with_timers(store, *of(name, spread(6, at=START - 60, step_ms=9, prefix=name)))
@@ -76,7 +79,7 @@ async def test_what_goes_on_is_begun_oldest_first_among_the_others(store, clock:
     assert ids((await store.begin(ALICE, held, 9)).timers) == [f"east{n}" for n in range(6)]
 
 
-async def test_what_is_held_back_can_be_canceled_and_moved(store, clock: ManualClock) -> None:
+async def test_paused_timers_can_be_canceled_and_moved(store: Store, clock: ManualClock) -> None:
     namespaces = await paused_namespaces(store)
     timers = of("east", spread(6, at=START - 10))
     await with_timers(store, *timers)
@@ -103,7 +106,7 @@ async def test_what_is_held_back_can_be_canceled_and_moved(store, clock: ManualC
     assert ids((await store.begin(ALICE, held, 9)).timers) == [forward.id]
 
 
-async def test_what_is_held_back_goes_to_the_next_owner_of_its_shard(store) -> None:
+async def test_paused_timers_pass_to_the_next_owner_of_their_shard(store: Store) -> None:
     namespaces = await paused_namespaces(store)
     await with_timers(store, *of("east", spread(16, at=START - 50)))
     held = await holding(store, ALICE)
@@ -113,11 +116,11 @@ async def test_what_is_held_back_goes_to_the_next_owner_of_its_shard(store) -> N
     await resume(store, namespaces["east"])
     assert {t.shard for t in (await store.begin(BOB, theirs, 99)).timers} == {2, 5}
     begun = await store.begin(ALICE, held, 99)
-    assert ({t.shard for t in begun.timers}, begun.refused) == (set(range(8)) - {2, 5}, {2, 5})
+    assert ({t.shard for t in begun.timers}, begun.refused) == (set(range(8)) - {2, 5}, frozenset({2, 5}))
     assert len(begun.timers) == 12
 
 
-async def test_a_second_pause_holds_back_what_is_left(store) -> None:
+async def test_second_pause_holds_back_the_remaining_timers(store: Store) -> None:
     east = (await paused_namespaces(store))["east"]
     await with_timers(store, *of("east", spread(9, at=START - 50)))
     held = await holding(store)
@@ -125,14 +128,14 @@ async def test_a_second_pause_holds_back_what_is_left(store) -> None:
     east = await resume(store, east)
     first, *_ = (await store.begin(ALICE, held, 4)).timers
     east = await switch(store, east, paused=True)
-    # One of those that were begun comes back, put off to a time that has passed.
+    # One of the begun timers returns as a retry at a past time.
     assert await store.record(ALICE, [(first, lifecycle.defer(first, fire_at=START - 1, now=START))]) == [True]
     assert (await store.begin(ALICE, held, 99)).timers == []
     await resume(store, east)
     assert ids((await store.begin(ALICE, held, 99)).timers) == ["t4", "t5", "t6", "t7", "t8", "t0"]
 
 
-async def test_attempts_that_were_lost_in_a_pause_stand_in_nobodys_way(store, clock: ManualClock) -> None:
+async def test_attempts_lost_in_a_pause_do_not_hide_others(store: Store, clock: ManualClock) -> None:
     east = await with_namespace(store, "east")
     lost = of("east", spread(20, at=START - 50))
     await with_timers(store, *lost)

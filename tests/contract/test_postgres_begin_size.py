@@ -1,7 +1,7 @@
-"""How much one begin of the PostgreSQL store answers: never so much that a stopped client keeps its successor out.
+"""The size of a begin's result in PostgreSQL: small enough that a suspended client does not block its successor.
 
-The server sends the answer while the statement, and with it the share lock on the shards, is still open. It can close
-it only if what is sent fits the buffers between the two.
+The server sends the result while the statement is still open, with its share lock on the shards. It can complete the
+statement only if the result fits the network buffers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,22 +20,24 @@ from msgspec import Raw
 
 from duetime.model import Attempt, OutcomeKind, Status, Timer
 from duetime.store import Portion
-from duetime.stores import postgres_pool, postgres_statements
+from duetime.stores.postgres import pool as postgres_pool
+from duetime.stores.postgres import statements as postgres_statements
+from duetime.stores.postgres.store import PostgresStore
 from tests.clocks import START, ManualClock
-from tests.contract.stores import SHARDS
+from tests.contract.stores import SHARDS, Opened
 from tests.contract.timers import ALICE, BOB, EVERYTHING, LEASE_MS, changed, definition, holding, timer, with_timers
 
 ETHERNET, LOOPBACK = 1448, None
-"""What a segment holds: little between two machines, 64 KiB on one, and buffers grow with it."""
+"""Segment sizes: small between two machines, 64 KiB on one; the buffers grow with it."""
 
 
-def big(id: str, size: int, **changes: object) -> Timer:
+def big(id: str, size: int, **changes: Any) -> Timer:
     """A timer with a payload that does not compress."""
     payload = bytes(random.Random(id).choices(b"0123456789abcdefghijklmnopqrstuvwxyz", k=size))
     return timer(id, at=START - 1, definition=definition(Raw(b'"' + payload + b'"')), **changes)
 
 
-async def test_a_begin_stops_at_about_its_limit_and_says_that_there_is_more(opened, database: str) -> None:
+async def test_begin_stops_near_its_byte_limit_and_reports_more(opened: Opened, database: str) -> None:
     store = await opened(database)
     await with_timers(store, *(big(f"b{n}", 200_000, shard=n % SHARDS) for n in range(20)))
     held = await holding(store)
@@ -48,7 +51,7 @@ async def test_a_begin_stops_at_about_its_limit_and_says_that_there_is_more(open
     assert answer.next_at is None
 
 
-async def test_a_begin_by_lane_stops_there_too_and_says_what_is_left(opened, database: str) -> None:
+async def test_begin_lanes_stops_near_its_byte_limit_and_reports_what_is_left(opened: Opened, database: str) -> None:
     store = await opened(database)
     timers = [changed(big(f"b{n}", 200_000, shard=n % SHARDS), fire_at=START - 20 + n) for n in range(6)]
     await with_timers(store, *timers)
@@ -60,7 +63,7 @@ async def test_a_begin_by_lane_stops_there_too_and_says_what_is_left(opened, dat
         assert answer.lanes == {t.lane: t.fire_at for t in timers[first + number :][:1]}
 
 
-async def test_one_that_is_larger_than_the_limit_is_begun_alone(opened, database: str) -> None:
+async def test_timer_larger_than_the_limit_is_begun_alone(opened: Opened, database: str) -> None:
     store = await opened(database)
     size = 2 * postgres_statements.BEGIN_BYTES_MAX
     await with_timers(store, big("x", size), big("y", size), timer("small"))
@@ -71,7 +74,7 @@ async def test_one_that_is_larger_than_the_limit_is_begun_alone(opened, database
 
 
 class Stopped:
-    """A client that sends a statement and then reads nothing, as a process does that was stopped."""
+    """A client that sends a statement and then reads nothing, like a suspended process."""
 
     def __init__(self, url: str, segment: int | None) -> None:
         parts = urlsplit(url)
@@ -98,19 +101,19 @@ class Stopped:
         self._socket.sendall(kind + struct.pack("!I", len(body) + 4) + body)
 
     def _until_ready(self) -> None:
-        said = b""
-        while not said.endswith((b"Z\0\0\0\5I", b"Z\0\0\0\5E")):
-            said += self._socket.recv(65536)
-        assert said.endswith(b"I"), said
+        received = b""
+        while not received.endswith((b"Z\0\0\0\5I", b"Z\0\0\0\5E")):
+            received += self._socket.recv(65536)
+        assert received.endswith(b"I"), received
 
 
 BEGINS = {"BEGIN": "NULL, '{}'", "BEGIN_LANES": f"ARRAY[{timer().lane}], ARRAY[1000], ARRAY[1]"}
-"""Each way to begin, with what it gets besides: all timers here are in one lane."""
+"""Each begin statement with its further arguments: all timers here are in one lane."""
 
 
 @contextmanager
-def stopped_in_a_begin(url: str, segment: int | None, way: str) -> Iterator[None]:
-    """Alice begins all that she can, at version 1 of every shard, and is stopped before she reads the answer."""
+def suspended_in_a_begin(url: str, segment: int | None, way: str) -> Iterator[None]:
+    """Alice begins all that she can, with version 1 of every shard, and is suspended before she reads the result."""
     with closing(Stopped(url, segment)) as client:
         client.prepare(getattr(postgres_statements, way))
         versions = ", ".join(["1"] * SHARDS)
@@ -132,8 +135,8 @@ KEPT = tuple(Attempt(n, START, 4, OutcomeKind.ANSWERED, 500, "e" * 500, "a" * 20
     ],
     ids=["large, nearby", "many, over Ethernet", "large, over Ethernet", "with many attempts, nearby"],
 )
-async def test_an_owner_that_was_stopped_in_a_begin_does_not_keep_its_successor_waiting(
-    opened,
+async def test_owner_suspended_in_a_begin_does_not_block_its_successor(
+    opened: Opened,
     database: str,
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
@@ -141,19 +144,19 @@ async def test_an_owner_that_was_stopped_in_a_begin_does_not_keep_its_successor_
     segment: int | None,
     way: str,
 ) -> None:
-    monkeypatch.setitem(postgres_pool._SESSION, "statement_timeout", "2000")
+    monkeypatch.setitem(postgres_pool._SESSION, "statement_timeout", "8000")
     store = await opened(database)
     await with_timers(store, *timers)
     assert set((await store.claim(ALICE, range(SHARDS), 1)).values()) == {1}
     clock.advance(1)
-    with stopped_in_a_begin(database, segment, way):
+    with suspended_in_a_begin(database, segment, way):
         await begun(store)
         assert await store.claim(BOB, range(SHARDS), LEASE_MS) == dict.fromkeys(range(SHARDS), 2)
     assert (await store.tally())[Status.EXECUTING] > 0
 
 
-async def begun(store) -> None:
-    """Wait until the begin is committed, or until it has been sending for a while."""
+async def begun(store: PostgresStore) -> None:
+    """Wait until the begin is committed or has been sending for a while."""
     busy = "SELECT FROM pg_stat_activity WHERE query LIKE 'EXECUTE it%' AND state = 'active'"
     for _ in range(50):
         await asyncio.sleep(0.02)

@@ -1,22 +1,26 @@
-"""PostgreSQL that is gone, cut off, hung, restarted or read-only: what the callers are told, and what is left of it."""
+"""Failures of PostgreSQL (down, disconnected, hanging, restarted, read-only): what callers get, and what is stored."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import asyncpg
 import pytest
 
 from duetime import lifecycle
 from duetime.errors import SettingsError, StoreError, StoreIndeterminate, StoreUnavailable
-from duetime.model import Status
-from duetime.stores import postgres_hints, postgres_pool
-from duetime.stores.postgres import CONNECTIONS_MAX, PostgresStore
-from tests.chaos.answers import Cutting, is_put, is_record
+from duetime.model import HttpTarget, Status
+from duetime.stores.postgres import hints as postgres_hints
+from duetime.stores.postgres import pool as postgres_pool
+from duetime.stores.postgres.store import CONNECTIONS_MAX, PostgresStore
+from tests.chaos.answers import Cutting
+from tests.chaos.postgres_answers import ANSWERS
 from tests.clocks import START, ManualClock
-from tests.contract.timers import ALICE, LEASE_MS, completed, everything, holding, spread, timer, with_timers
+from tests.contract.stores import Opened
+from tests.contract.timers import ALICE, LEASE_MS, completed, everything, existing, holding, spread, timer, with_timers
 from tests.postgres import Postgres
 from tests.proxy import Proxy, Rule, nth
 
@@ -28,22 +32,22 @@ def proxy(server: Postgres) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def store(runner: asyncio.Runner, opened, proxy: Proxy, database: str) -> PostgresStore:
-    """A store that reaches its server through the proxy."""
+def store(runner: asyncio.Runner, opened: Opened, proxy: Proxy, database: str) -> PostgresStore:
+    """A store connected through the proxy."""
     store: PostgresStore = runner.run(opened(proxy.url(database)))
     return store
 
 
 @pytest.fixture
-def beside(runner: asyncio.Runner, opened, store: PostgresStore, database: str) -> PostgresStore:
-    """Another instance, which the proxy does not part from the server."""
+def beside(runner: asyncio.Runner, opened: Opened, store: PostgresStore, database: str) -> PostgresStore:
+    """Another instance, connected directly."""
     beside: PostgresStore = runner.run(opened(database))
     return beside
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every wait is short. Asked for before a store."""
+    """Makes every timeout short. Must come before the store fixtures."""
     monkeypatch.setattr(postgres_pool, "ANSWER_SECONDS_MAX", 0.5)
     monkeypatch.setattr(postgres_pool, "CONNECT_SECONDS_MAX", 0.5)
     monkeypatch.setattr(postgres_hints, "CLOSE_SECONDS_MAX", 0.1)
@@ -72,15 +76,15 @@ def reads(store: PostgresStore) -> dict[str, Callable[[], Awaitable[object]]]:
     }
 
 
-# A server that is not there.
+# A server that is down.
 
 
-async def test_a_refused_connection_means_that_nothing_was_written(store: PostgresStore, proxy: Proxy) -> None:
+async def test_refused_connection_is_unavailable(store: PostgresStore, proxy: Proxy) -> None:
     proxy.refuse()
     proxy.cut()
-    await asyncio.sleep(0.1)  # The store notices that its connection is gone.
+    await asyncio.sleep(0.1)  # The store notices that its connection is closed.
     for name, call in (writes(store) | reads(store)).items():
-        with pytest.raises(StoreUnavailable, match=r"can't connect to PostgreSQL: .*refused") as raised:
+        with pytest.raises(StoreUnavailable, match=r"can't connect to PostgreSQL at .*refused") as raised:
             await call()
         assert "\n" not in str(raised.value), name
     proxy.allow()
@@ -88,7 +92,7 @@ async def test_a_refused_connection_means_that_nothing_was_written(store: Postgr
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-async def test_after_a_restart_the_next_call_works(store: PostgresStore, server: Postgres, mode: str) -> None:
+async def test_next_call_works_after_a_server_restart(store: PostgresStore, server: Postgres, mode: str) -> None:
     await with_timers(store, *(before := spread(50)))
     held = await holding(store)
     server.stop(mode)
@@ -102,7 +106,7 @@ async def test_after_a_restart_the_next_call_works(store: PostgresStore, server:
     assert len(await everything(store)) == len(before)
 
 
-async def test_a_kill_loses_nothing_that_was_acknowledged(store: PostgresStore, server: Postgres) -> None:
+async def test_kill_loses_no_acknowledged_write(store: PostgresStore, server: Postgres) -> None:
     acknowledged: list[str] = []
     enough = asyncio.Event()
 
@@ -121,36 +125,39 @@ async def test_a_kill_loses_nothing_that_was_acknowledged(store: PostgresStore, 
     assert set(acknowledged) <= {id for _, id in await everything(store)}
 
 
-# A connection that is cut.
+# A connection that breaks.
 
 
 def the_first(is_wanted: Callable[[bytes], bool]) -> Cutting:
-    """A rule that meets only the first answer of this kind."""
+    """A proxy rule for only the first response of this kind."""
     return Cutting(is_wanted, share=1, times=1, draw=random.Random())
 
 
-async def test_a_write_whose_answer_is_lost_may_have_happened(store, beside, proxy: Proxy) -> None:
+async def test_write_with_a_lost_response_is_indeterminate(
+    store: PostgresStore, beside: PostgresStore, proxy: Proxy
+) -> None:
     await with_timers(beside, due := timer("due"), canceled := timer("canceled", at=START + 9))
 
     async def lost(call: Awaitable[object], answer: Rule) -> None:
-        """Cut the connection in place of passing on this answer."""
+        """Close the connection instead of forwarding this response."""
         proxy.on_answer = answer
         with pytest.raises(StoreIndeterminate, match="PostgreSQL"):
             await call
 
     await lost(store.claim(ALICE, [0], LEASE_MS), nth(b"UPDATE 1"))
     assert (await beside.renew(ALICE, LEASE_MS)).held == {0: 1}
+    assert isinstance(due.definition.target, HttpTarget)
     await lost(store.begin(ALICE, {0: 1}, 1), nth(due.definition.target.url.encode()))
-    begun = await beside.get("default", "due")
+    begun = await existing(beside, "due")
     assert begun.status is Status.EXECUTING
-    await lost(store.record(ALICE, [(begun, completed(begun))]), the_first(is_record))
-    assert (await beside.get("default", "due")).status is Status.COMPLETED
-    # The first answer is to a question of the client library: what such a row consists of.
-    await lost(store.swap(canceled, lifecycle.cancel(canceled, now=START)), nth(b"SELECT 1", 2))
-    assert (await beside.get("default", "canceled")).status is Status.CANCELED
+    await lost(store.record(ALICE, [(begun, completed(begun))]), the_first(ANSWERS.is_record))
+    assert (await existing(beside, "due")).status is Status.COMPLETED
+    # The first response answers a query of the driver about the composite type.
+    await lost(store.swap(canceled, lifecycle.cancel(canceled, now=START)), nth(b"SELECT 1", 4))
+    assert (await existing(beside, "canceled")).status is Status.CANCELED
 
 
-async def test_a_server_that_ends_a_connection_may_have_written(store: PostgresStore, database: str) -> None:
+async def test_write_on_a_connection_closed_by_the_server_is_indeterminate(store: PostgresStore, database: str) -> None:
     keeper = await asyncpg.connect(database)
     try:
         await keeper.execute("BEGIN; LOCK TABLE duetime.shards")
@@ -158,7 +165,7 @@ async def test_a_server_that_ends_a_connection_may_have_written(store: PostgresS
         while not (waiting := await keeper.fetch("SELECT pid FROM pg_locks WHERE NOT granted")):
             pass
         await keeper.execute("SELECT pg_terminate_backend($1)", waiting[0]["pid"])
-        with pytest.raises(StoreIndeterminate, match=r"PostgreSQL went away: .*administrator"):
+        with pytest.raises(StoreIndeterminate, match=r"PostgreSQL closed the connection: .*administrator"):
             await claim
     finally:
         await keeper.close()
@@ -176,22 +183,22 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("error", [*AWAY, *REFUSED])
-async def test_only_a_refusal_says_that_nothing_was_written(
+async def test_only_a_rejected_statement_is_known_to_be_unwritten(
     store: PostgresStore, error: type[asyncpg.PostgresError]
 ) -> None:
     used: list[asyncpg.Connection] = []
 
     async def job(connection: asyncpg.Connection) -> None:
         used.append(connection)
-        raise error("it said so")
+        raise error("server message")
 
     for _ in range(2):
-        with pytest.raises(StoreIndeterminate if error in AWAY else postgres_pool.Refused, match="it said so"):
-            await store._pool.work(job)
-    assert (used[0] is used[1]) == (error in REFUSED), "after a refusal the connection can be used again, else not"
+        with pytest.raises(StoreIndeterminate if error in AWAY else postgres_pool.Refused, match="server message"):
+            await store._pool.run(job)
+    assert (used[0] is used[1]) == (error in REFUSED), "only after a rejected statement the connection is reusable"
 
 
-async def test_a_read_whose_answer_is_lost_has_changed_nothing(store: PostgresStore, proxy: Proxy) -> None:
+async def test_read_with_a_lost_response_is_unavailable(store: PostgresStore, proxy: Proxy) -> None:
     for call in reads(store).values():
         proxy.on_answer = lambda answer: True
         with pytest.raises(StoreUnavailable):
@@ -200,25 +207,31 @@ async def test_a_read_whose_answer_is_lost_has_changed_nothing(store: PostgresSt
         await call()
 
 
-async def test_a_put_whose_answer_is_lost_finds_its_own_write(store, beside, proxy: Proxy) -> None:
+async def test_put_with_a_lost_response_finds_its_own_write(
+    store: PostgresStore, beside: PostgresStore, proxy: Proxy
+) -> None:
     for n in range(50):
-        proxy.on_answer = cutting = the_first(is_put)
+        proxy.on_answer = cutting = the_first(ANSWERS.is_put)
         assert await store.put(timer(f"t{n}")) is None
         assert cutting.cuts == 1
     assert await beside.tally() == dict.fromkeys(Status, 0) | {Status.PENDING: 50}
     assert len(await everything(beside)) == 50
 
 
-async def test_a_put_whose_answer_is_lost_knows_a_stranger_from_its_own(store, beside, proxy: Proxy) -> None:
+async def test_put_with_a_lost_response_distinguishes_another_timer(
+    store: PostgresStore, beside: PostgresStore, proxy: Proxy
+) -> None:
     await with_timers(beside, theirs := timer("a"))
-    proxy.on_answer = cutting = the_first(is_put)
+    proxy.on_answer = cutting = the_first(ANSWERS.is_put)
     assert await store.put_many([timer("a"), timer("b")]) == [theirs, None]
     assert cutting.cuts == 1
     assert await beside.get("default", "a") == theirs
 
 
-async def test_a_put_that_is_cut_while_it_waits_is_written_once(store, beside, proxy: Proxy, database: str) -> None:
-    await with_timers(beside, timer("so that there is a count"))
+async def test_put_interrupted_while_waiting_is_written_once(
+    store: PostgresStore, beside: PostgresStore, proxy: Proxy, database: str
+) -> None:
+    await with_timers(beside, timer("so that a count exists"))
     keeper = await asyncpg.connect(database)
     try:
         await keeper.execute("BEGIN; LOCK TABLE duetime.tallies")
@@ -226,7 +239,7 @@ async def test_a_put_that_is_cut_while_it_waits_is_written_once(store, beside, p
         while not await keeper.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
             pass
         proxy.cut()
-        # The server has not noticed, and goes on with it as soon as it can.
+        # The server has not noticed, and continues with the statement as soon as it can.
         await keeper.execute("ROLLBACK")
         assert await put is None
     finally:
@@ -235,21 +248,21 @@ async def test_a_put_that_is_cut_while_it_waits_is_written_once(store, beside, p
     assert (await beside.tally())[Status.PENDING] == 2
 
 
-async def test_a_put_that_may_have_been_written_does_not_say_that_it_was_not(store, proxy: Proxy) -> None:
+async def test_possibly_written_put_is_not_reported_as_unwritten(store: PostgresStore, proxy: Proxy) -> None:
     await store.ping()
-    proxy.on_answer = the_first(is_put)
+    proxy.on_answer = the_first(ANSWERS.is_put)
     proxy.refuse()
     with pytest.raises(StoreIndeterminate):
         await store.put(timer())
 
 
-# A server that does not answer.
+# A server that does not respond.
 
 
-async def test_no_call_waits_for_ever_for_a_server_that_hangs(impatient, store: PostgresStore, proxy: Proxy) -> None:
+async def test_calls_to_a_hanging_server_time_out(impatient: None, store: PostgresStore, proxy: Proxy) -> None:
     await store.ping()
     proxy.hang()
-    async with asyncio.timeout(10):  # One second and a half, on a machine that is not busy.
+    async with asyncio.timeout(10):  # One and a half seconds on an idle machine.
         with pytest.raises(StoreIndeterminate):
             await store.begin(ALICE, {0: 1}, 10)
     for call in (store.ping, lambda: store.put(timer()), lambda: store.renew(ALICE, LEASE_MS)):
@@ -260,7 +273,9 @@ async def test_no_call_waits_for_ever_for_a_server_that_hangs(impatient, store: 
     assert await store.put(timer()) is None
 
 
-async def test_a_server_that_was_paused_goes_on(impatient, store: PostgresStore, server: Postgres) -> None:
+async def test_store_recovers_after_the_server_was_suspended(
+    impatient: None, store: PostgresStore, server: Postgres
+) -> None:
     await holding(store)
     server.pause()
     try:
@@ -269,13 +284,15 @@ async def test_a_server_that_was_paused_goes_on(impatient, store: PostgresStore,
                 await store.put(timer("a"))
     finally:
         server.resume()
-    # What it had been sent it does now, or has given up: the same put tells.
+    # The server now runs the statement that it had received, or has given it up: repeating the put shows which.
     assert await store.put(timer("b")) is None
-    assert (await store.get("default", "b")).id == "b"
+    assert (await existing(store, "b")).id == "b"
 
 
-async def test_a_statement_that_waits_too_long_is_given_up_and_wrote_nothing(impatient, store, database: str) -> None:
-    await with_timers(store, timer("so that there is a count"))
+async def test_statement_timeout_is_unavailable_and_writes_nothing(
+    impatient: None, store: PostgresStore, database: str
+) -> None:
+    await with_timers(store, timer("so that a count exists"))
     keeper = await asyncpg.connect(database)
     try:
         await keeper.execute("BEGIN; LOCK TABLE duetime.tallies")
@@ -287,7 +304,7 @@ async def test_a_statement_that_waits_too_long_is_given_up_and_wrote_nothing(imp
     assert await store.put(timer()) is None
 
 
-# A server that refuses.
+# A server that rejects.
 
 
 async def refusal(url: str) -> str:
@@ -297,22 +314,22 @@ async def refusal(url: str) -> str:
             await store.open()
     finally:
         await store.close()
-    said = str(raised.value)
-    assert said.startswith("DATABASE_URL: ")
-    assert "\n" not in said
-    assert "s3cret" not in said
-    return said
+    message = str(raised.value)
+    assert message.startswith("DATABASE_URL: ")
+    assert "\n" not in message
+    assert "s3cret" not in message
+    return message
 
 
-async def test_a_database_that_does_not_exist_is_named(server: Postgres) -> None:
+async def test_error_names_an_unknown_database(server: Postgres) -> None:
     assert '"nowhere" does not exist' in await refusal(server.url("nowhere").replace("@", ":s3cret@"))
 
 
-async def test_a_role_that_does_not_exist_is_named(server: Postgres) -> None:
+async def test_error_names_an_unknown_role(server: Postgres) -> None:
     assert '"nobody" does not exist' in await refusal(server.url().replace("postgres@", "nobody:s3cret@"))
 
 
-async def test_a_wrong_password_is_not_shown(server: Postgres, database: str) -> None:
+async def test_error_does_not_contain_a_wrong_password(server: Postgres, database: str) -> None:
     rules = server.directory / "data" / "pg_hba.conf"
     before = rules.read_text()
     server.sql("DROP ROLE IF EXISTS locked; CREATE ROLE locked LOGIN PASSWORD 'other'")
@@ -320,19 +337,21 @@ async def test_a_wrong_password_is_not_shown(server: Postgres, database: str) ->
     server.stop()
     server.start()
     try:
-        said = await refusal(database.replace("postgres@", "locked:s3cret@"))
+        message = await refusal(database.replace("postgres@", "locked:s3cret@"))
     finally:
         rules.write_text(before)
         server.sql("SELECT pg_reload_conf()")
-    assert 'password authentication failed for user "locked"' in said
+    assert 'password authentication failed for user "locked"' in message
 
 
-async def test_a_role_that_may_not_make_the_schema_is_a_setting_to_mend(server: Postgres, database: str) -> None:
+async def test_role_without_privileges_is_a_settings_error(server: Postgres, database: str) -> None:
     server.sql("DROP ROLE IF EXISTS guest; CREATE ROLE guest LOGIN")
     assert "permission denied" in await refusal(database.replace("postgres@", "guest@"))
 
 
-async def test_a_server_that_no_longer_lets_us_in_is_one_that_is_away(opened, server, proxy, database: str) -> None:
+async def test_later_rejected_login_is_unavailable(
+    opened: Opened, server: Postgres, proxy: Proxy, database: str
+) -> None:
     server.sql("DROP ROLE IF EXISTS leaving; CREATE ROLE leaving LOGIN SUPERUSER")
     store = await opened(proxy.url(database).replace("postgres@", "leaving@"))
     server.sql("ALTER ROLE leaving NOLOGIN")
@@ -345,7 +364,9 @@ async def test_a_server_that_no_longer_lets_us_in_is_one_that_is_away(opened, se
         server.sql("DROP OWNED BY leaving; DROP ROLE leaving", database)
 
 
-async def test_a_server_that_only_reads_writes_nothing(store, server: Postgres, proxy: Proxy, database: str) -> None:
+async def test_read_only_server_is_unavailable_for_writes(
+    store: PostgresStore, server: Postgres, proxy: Proxy, database: str
+) -> None:
     await with_timers(store, timer("t0"))
     name = database.rpartition("/")[2]
     server.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
@@ -366,12 +387,12 @@ async def test_a_server_that_only_reads_writes_nothing(store, server: Postgres, 
 
 
 async def assert_has_room(store: PostgresStore) -> None:
-    """More calls at once than there are connections all come through, and no connection was left behind."""
+    """More concurrent calls than connections all succeed, and no connection is leaked."""
     calls = (store._pool.read("SELECT pg_sleep(0.02)") for _ in range(CONNECTIONS_MAX + 1))
     async with asyncio.timeout(20):
         await asyncio.gather(*calls)
     [(number,)] = await store._pool.read("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
-    assert number <= CONNECTIONS_MAX + 1  # One listens.
+    assert number <= CONNECTIONS_MAX + 1  # One connection listens.
 
 
 async def given_up(call: Awaitable[object], after: float) -> None:
@@ -381,29 +402,29 @@ async def given_up(call: Awaitable[object], after: float) -> None:
 
 
 @pytest.mark.parametrize(("overdue", "error"), [(True, StoreIndeterminate), (False, AttributeError)])
-async def test_whatever_a_call_trips_over_once_its_limit_has_passed_is_an_answer_that_did_not_come(
+async def test_any_error_after_the_timeout_is_indeterminate(
     store: PostgresStore, overdue: bool, error: type[Exception]
 ) -> None:
-    async def job(connection: asyncpg.Connection) -> None:
+    async def job(connection: Any) -> None:
         if overdue:
             await asyncio.sleep(0.05)
         else:
-            connection = type("Ended", (), {"_protocol": None})()  # a mistake of ours stays one
-        connection._protocol._get_timeout(None)  # what the next of several steps begins with
+            connection = type("Ended", (), {"_protocol": None})()  # a bug of ours is not reported as a timeout
+        connection._protocol._get_timeout(None)  # the first thing that the next of several steps does
 
     with pytest.raises(error):
-        await store._pool.work(job, seconds_max=0.01)
+        await store._pool.run(job, seconds_max=0.01)
     await store.ping()
 
 
-async def test_calls_that_fail_give_their_connection_back(store: PostgresStore) -> None:
+async def test_failed_calls_return_their_connection(store: PostgresStore) -> None:
     for _ in range(100):
         with pytest.raises(StoreUnavailable, match="division by zero"):
             await store._pool.write("SELECT 1 / 0")
     await assert_has_room(store)
 
 
-async def test_calls_that_are_given_up_give_their_room_back(store: PostgresStore) -> None:
+async def test_cancelled_calls_free_their_place_in_the_pool(store: PostgresStore) -> None:
     for n in range(50):
         await asyncio.gather(*(given_up(store._pool.write("SELECT pg_sleep(9)"), 0.001 * (n % 4)) for _ in range(2)))
     await asyncio.sleep(0.2)
@@ -412,7 +433,7 @@ async def test_calls_that_are_given_up_give_their_room_back(store: PostgresStore
     await assert_has_room(store)
 
 
-async def test_calls_that_are_cut_or_given_up_while_connecting_give_their_room_back(store, proxy: Proxy) -> None:
+async def test_calls_interrupted_while_connecting_free_their_place(store: PostgresStore, proxy: Proxy) -> None:
     proxy.hang()
     await asyncio.gather(*(given_up(store.ping(), 0.01 * n) for n in range(30)))
     proxy.refuse()
@@ -423,7 +444,7 @@ async def test_calls_that_are_cut_or_given_up_while_connecting_give_their_room_b
     await assert_has_room(store)
 
 
-async def test_a_store_that_is_closed_says_so(store: PostgresStore) -> None:
+async def test_closed_store_raises_unavailable(store: PostgresStore) -> None:
     puts = [asyncio.ensure_future(store.put(t)) for t in spread(50)]
     await asyncio.sleep(0)
     await store.close()

@@ -1,4 +1,4 @@
-"""Rows that can't be read: they hide no others, are put aside whole, and come back once a program can read them."""
+"""Unreadable rows: they do not affect others, are quarantined unchanged, and restored once a program can read them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import pytest
 from duetime.errors import Quarantined
 from duetime.model import DAY_MS, Namespace, Status
 from duetime.store import Filter, Portion, Query, Store, Taken
-from duetime.stores.memory import MemoryStore
-from duetime.stores.sqlite import SqliteStore
+from duetime.stores.mysql.literals import literal
+from duetime.stores.mysql.store import MysqlStore
+from duetime.stores.sqlite.store import SqliteStore
 from duetime.stores.unreadable import QUARANTINED
 from tests.clocks import START, ManualClock
+from tests.contract.stores import Reopen
 from tests.contract.timers import (
     ALICE,
     EVERYTHING,
@@ -22,6 +24,7 @@ from tests.contract.timers import (
     changed,
     completed,
     ended,
+    existing,
     holding,
     spread,
     switch,
@@ -48,17 +51,21 @@ DAMAGE = {
 
 
 @pytest.fixture(autouse=True)
-def has_rows(store: Store) -> None:
-    if isinstance(store, MemoryStore):
-        pytest.skip("nothing is decoded in memory")
+def has_rows() -> None:
+    """Selects persistent stores: the memory store decodes nothing."""
 
 
 async def run(store: Any, statement: str, *arguments: object) -> list[Any]:
-    """A statement of SQL, with parameters as PostgreSQL spells them."""
+    """Run an SQL statement, with parameters in PostgreSQL's syntax."""
     if isinstance(store, SqliteStore):
         spelled = statement.replace("$", "?")
         rows: list[Any] = await store._file.write(lambda c, asked: [c.execute(spelled, arguments).fetchall()], None)
         return rows
+    if isinstance(store, MysqlStore):
+        for number, argument in reversed(list(enumerate(arguments, 1))):
+            statement = statement.replace(f"${number}", literal(argument))
+        [done] = await store._pool.write(statement)
+        return [tuple(text.decode() if isinstance(text, bytes) else text for text in row) for row in done.rows]
     return [tuple(row) for row in await store._pool.write(statement, *arguments)]
 
 
@@ -67,7 +74,9 @@ async def damage(store: Store, column: str, value: str, id: str = "bad", table: 
 
 
 @pytest.mark.parametrize("by_lane", [False, True], ids=["by age", "by lane"])
-async def test_the_others_are_begun_and_it_is_put_aside(store, caplog, by_lane: bool) -> None:
+async def test_unreadable_timer_is_quarantined_and_others_begin(
+    store: Any, caplog: pytest.LogCaptureFixture, by_lane: bool
+) -> None:
     others = spread(10, at=START - 20)
     await with_timers(store, *(timer(kind, at=START - 50) for kind in DAMAGE), *others)
     for kind, change in DAMAGE.items():
@@ -82,12 +91,12 @@ async def test_the_others_are_begun_and_it_is_put_aside(store, caplog, by_lane: 
         assert not (await store.begin(ALICE, held, EVERYTHING)).timers
     assert all(await store.record(ALICE, [(t, completed(t)) for t in begun.timers]))
     rows = await run(store, "SELECT id, reason FROM quarantine WHERE namespace = 'default'")
-    # A file finds a status that it does not know when it is opened.
+    # SQLite finds unknown statuses when the file is opened.
     aside = DAMAGE.keys() - ({"status"} if isinstance(store, SqliteStore) else set())
     assert (await store.quarantine()).timers == len(rows) and {id for id, _ in rows} == aside
-    said = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     for id, reason in rows:
-        assert reason and said.count(f"timer default/{id} can't be read and is quarantined: {reason}") == 1
+        assert reason and messages.count(f"timer default/{id} can't be read and is quarantined: {reason}") == 1
     for id in DAMAGE:
         with pytest.raises(Quarantined, match=f"default/{id} is quarantined"):
             await store.get("default", id)
@@ -99,7 +108,7 @@ async def test_the_others_are_begun_and_it_is_put_aside(store, caplog, by_lane: 
     assert not (await store.lanes(START)).lanes
 
 
-async def test_a_status_that_nobody_knows(store, reopened) -> None:
+async def test_timer_with_an_unknown_status_is_quarantined(store: Any, reopened: Reopen) -> None:
     await with_timers(store, timer("bad", at=START - 50), *spread(3, at=START - 20))
     await damage(store, "status", "snoozed")
     again = await reopened(store)
@@ -109,18 +118,18 @@ async def test_a_status_that_nobody_knows(store, reopened) -> None:
         assert await run(again, "SELECT id, status FROM quarantine") == [("bad", "snoozed")]
         third = await reopened(again)
         assert (await third.quarantine()).timers == 1
-        await run(third, "UPDATE quarantine SET status = 'pending'")  # as a program sees it that knows it
+        await run(third, "UPDATE quarantine SET status = 'pending'")  # as seen by a program that knows the status
         last = await reopened(third)
         try:
             assert (await last.quarantine()).timers == 0
-            assert (await last.get("default", "bad")).status is Status.PENDING
+            assert (await existing(last, "bad")).status is Status.PENDING
         finally:
             await last.close()
     finally:
         await again.close()
 
 
-async def test_lists_leave_it_out(store) -> None:
+async def test_lists_omit_unreadable_timers(store: Any) -> None:
     kinds = [kind for kind in DAMAGE if kind != "status"]
     final = [ended(f"final {kind}", Status.FAILED) for kind in kinds]
     await with_timers(store, *(timer(kind, at=START + 9) for kind in kinds), *spread(5, at=START + 5))
@@ -130,7 +139,7 @@ async def test_lists_leave_it_out(store) -> None:
         await damage(store, *DAMAGE[kind], id=kind)
         await damage(store, *DAMAGE[kind], id=f"final {kind}", table=table)
     ids = {f"t{n}" for n in range(5)}
-    assert {t.id for t in await store.find(Query(namespace="default", limit=50))} == ids | {"ok"}
+    assert {t.id for t in await store.page_by_offset(Query(namespace="default", limit=50))} == ids | {"ok"}
     for filter, shown in (
         (Filter(), ids | {"ok"}),
         (Filter(namespace="default"), ids | {"ok"}),
@@ -144,28 +153,30 @@ async def test_lists_leave_it_out(store) -> None:
     first, second, third, fourth = await store.put_many(news)
     assert isinstance(first, Taken) and isinstance(second, Taken)
     assert third is None and fourth.id == "t0"
-    assert (await store.get("default", "new")).id == "new"
+    assert (await existing(store, "new")).id == "new"
 
 
 async def paged(store: Store, filter: Filter, size: int) -> list[str]:
-    """The ids of all pages."""
+    """The ids on all pages."""
     found, after = [], None
     for _ in range(100):
         page = await store.page(filter, size, after)
         found += [t.id for t in page.timers]
         if (after := page.next) is None:
             return found
-    raise AssertionError("the pages have no end")
+    raise AssertionError("paging does not end")
 
 
-async def test_a_whole_page_of_them_has_a_next_one(store) -> None:
+async def test_page_of_unreadable_timers_has_a_next_page(store: Any) -> None:
     await with_timers(store, *spread(9, at=START + 9))
     await run(store, "UPDATE timers SET attempts = 'x' WHERE id <> 't0' AND id <> 't8'")
     for filter in (Filter(), Filter(status=Status.PENDING), Filter(execute_after=START)):
         assert sorted(await paged(store, filter, 3)) == ["t0", "t8"]
 
 
-async def test_what_is_put_aside_is_kept_whole_and_comes_back(store, reopened, clock: ManualClock) -> None:
+async def test_quarantined_timer_is_kept_unchanged_and_restored(
+    store: Any, reopened: Reopen, clock: ManualClock
+) -> None:
     bad = timer("bad", at=START - 50, correlation_id="c", attempt=2, failures=1, started_at=START - 90)
     await with_timers(store, bad, *spread(3, at=START - 20))
     await damage(store, "attempts", "oops")
@@ -175,11 +186,11 @@ async def test_what_is_put_aside_is_kept_whole_and_comes_back(store, reopened, c
         assert (await again.quarantine()).timers == 1
         clock.advance(LEASE_MS)
         assert "bad" not in {t.id for t in (await again.begin(ALICE, await holding(again), EVERYTHING)).timers}
-        await damage(again, "attempts", "[]")  # as a program sees it that can read it
+        await damage(again, "attempts", "[]")  # as seen by a program that can read it
         third = await reopened(again)
         try:
             assert (await third.quarantine()).timers == 0
-            back = await third.get("default", "bad")
+            back = await existing(third, "bad")
             assert changed(back, revision=0, updated_at=0) == changed(bad, revision=0, updated_at=0)
             assert back.revision > bad.revision
             assert (await third.tally())[Status.PENDING] == 1
@@ -193,7 +204,7 @@ async def test_what_is_put_aside_is_kept_whole_and_comes_back(store, reopened, c
         await again.close()
 
 
-async def test_a_lost_attempt_that_cannot_be_read_is_put_aside(store, reopened, clock: ManualClock) -> None:
+async def test_unreadable_lost_attempt_is_quarantined(store: Any, reopened: Reopen, clock: ManualClock) -> None:
     await with_timers(store, timer("bad", at=START - 50), *spread(3, at=START - 20))
     begun = (await store.begin(ALICE, await holding(store), EVERYTHING)).timers
     assert len(begun) == 4
@@ -211,7 +222,7 @@ async def test_a_lost_attempt_that_cannot_be_read_is_put_aside(store, reopened, 
         await again.close()
 
 
-async def test_a_record_beside_a_row_that_cannot_be_read(store) -> None:
+async def test_unreadable_row_does_not_affect_recording_others(store: Any) -> None:
     await with_timers(store, timer("bad", at=START - 50), *spread(3, at=START - 20))
     begun = (await store.begin(ALICE, await holding(store), EVERYTHING)).timers
     await damage(store, "definition", "{")
@@ -220,17 +231,21 @@ async def test_a_record_beside_a_row_that_cannot_be_read(store) -> None:
 
 
 async def define(store: Store, name: str, definition: bytes) -> None:
-    """Write the row of a namespace as another program would."""
+    """Write the row of a namespace as another program version would."""
     await run(store, "UPDATE namespaces SET definition = $1 WHERE name = $2", definition, name)
     if isinstance(store, SqliteStore):
         await run(store, "UPDATE meta SET value = value + 1 WHERE name = 'namespaces'")
+    if isinstance(store, MysqlStore):
+        await run(store, "UPDATE namespaces SET revision = revision + 1 WHERE name = $1", name)
 
 
 BAD_NAMESPACES = (b"{", b'{"name":"odd"}', b'{"name":"odd","shards":8,"created_at":1,"secrets":[{"id":1}]}', b"[]")
 
 
 @pytest.mark.parametrize("definition", BAD_NAMESPACES, ids=["broken", "missing", "wrong type", "list"])
-async def test_the_timers_of_a_namespace_that_cannot_be_read_are_held_back(store, caplog, definition: bytes) -> None:
+async def test_timers_of_an_unreadable_namespace_are_held_back(
+    store: Any, caplog: pytest.LogCaptureFixture, definition: bytes
+) -> None:
     odd = await with_namespace(store, "odd")
     await with_timers(store, *(changed(t, namespace="odd") for t in spread(3, at=START - 9)), *spread(2, at=START - 5))
     [(whole,)] = await run(store, "SELECT definition FROM namespaces WHERE name = 'odd'")
@@ -260,7 +275,7 @@ async def test_the_timers_of_a_namespace_that_cannot_be_read_are_held_back(store
     assert len((await store.begin(ALICE, held, 50)).timers) == 3
 
 
-async def test_the_history_of_a_namespace_that_cannot_be_read_is_kept(store, clock: ManualClock) -> None:
+async def test_history_of_an_unreadable_namespace_is_kept(store: Any, clock: ManualClock) -> None:
     kept = await with_namespace(store, "kept", retention_ms=9 * DAY_MS)
     await switch(store, kept, paused=True)
     await with_timers(store, ended("old", Status.FAILED), ended("old", Status.FAILED, namespace="kept"))
@@ -271,25 +286,27 @@ async def test_the_history_of_a_namespace_that_cannot_be_read_is_kept(store, clo
     assert (await store.get("kept", "old")).id == "old"
 
 
-async def test_an_instance_that_says_something_unknown_has_no_name(store) -> None:
+async def test_instance_with_an_unreadable_report_has_no_name(store: Any) -> None:
     await store.renew(ALICE, LEASE_MS)
     await run(store, "UPDATE instances SET about = $1", b'{"name": 7}')
     [instance] = await store.cluster()
     assert (instance.owner_id, instance.about.name) == (ALICE, "")
 
 
-async def test_a_stale_owner_puts_nothing_aside(store, clock: ManualClock) -> None:
+async def test_former_owner_quarantines_nothing(store: Any, clock: ManualClock) -> None:
     if isinstance(store, SqliteStore):
-        pytest.skip("a file has one owner, and puts aside what is as it was before the begin")
+        pytest.skip("a SQLite file has one owner, and quarantines rows as they were before the begin")
     await with_timers(store, timer("bad", at=START - 50))
     await damage(store, "definition", "{")
-    write, claimed = store._pool.write, []
+    write = store._pool.write
+    claimed: list[dict[int, int]] = []
 
-    async def overtaken(statement: str, *arguments: object) -> list[Any]:
-        if "INTO quarantine" in statement and not claimed:
+    async def overtaken(*arguments: Any, **named: Any) -> list[Any]:
+        if any("INTO quarantine" in str(each) for each in arguments) and not claimed:
             clock.advance(LEASE_MS + 1)
             claimed.append(await store.claim(b"bob".ljust(16, b"."), range(8), LEASE_MS))
-        return await write(statement, *arguments)
+        answer: list[Any] = await write(*arguments, **named)
+        return answer
 
     store._pool.write = overtaken
     held = await holding(store)

@@ -1,14 +1,17 @@
-"""record: what came of the attempts, each judged by itself and answered in order."""
+"""record: the outcomes of attempts, each accepted or rejected separately, with results in order."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from duetime import lifecycle
 from duetime.model import Outcome, OutcomeKind, Status, Timer, replace
+from duetime.store import Store
 from tests.clocks import START, ManualClock
 from tests.contract.timers import (
     ALICE,
@@ -32,7 +35,7 @@ RESCHEDULING = Outcome(
 )
 
 
-async def begun(store, number: int = 1, **changes: object) -> list[Timer]:
+async def begun(store: Store, number: int = 1, **changes: Any) -> list[Timer]:
     held = await holding(store)
     await with_timers(store, *(changed(t, **changes) for t in spread(number, at=START - number)))
     return (await store.begin(ALICE, held, EVERYTHING)).timers
@@ -42,7 +45,7 @@ def settled(timer: Timer, outcome: Outcome) -> Timer:
     return lifecycle.settle(timer, outcome, sent_at=START, now=START + 9, uniform=lambda low, high: high)
 
 
-WAYS = {
+WAYS: dict[str, tuple[Callable[[Timer], Timer], Status]] = {
     "completed": (completed, Status.COMPLETED),
     "to be retried": (lambda t: settled(t, BROKEN), Status.PENDING),
     "failed": (lambda t: settled(changed(t, failures=99), BROKEN), Status.FAILED),
@@ -53,8 +56,13 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_is_recorded_is_what_is_there(store, way: str) -> None:
-    changes = {"correlation_id": "kept", "fingerprint": "kept", "definition": definition(timeout_ms=7), "lost": 2}
+async def test_recorded_timer_is_stored(store: Store, way: str) -> None:
+    changes: dict[str, Any] = {
+        "correlation_id": "kept",
+        "fingerprint": "kept",
+        "definition": definition(timeout_ms=7),
+        "lost": 2,
+    }
     [first] = await begun(store, **changes)
     become, status = WAYS[way]
     after = become(first)
@@ -66,7 +74,7 @@ async def test_what_is_recorded_is_what_is_there(store, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["to be retried", "rescheduled", "deferred"])
-async def test_what_is_pending_again_fires_again(store, clock: ManualClock, way: str) -> None:
+async def test_recorded_retry_begins_again(store: Store, clock: ManualClock, way: str) -> None:
     [first] = await begun(store)
     after = WAYS[way][0](first)
     await store.record(ALICE, [(first, after)])
@@ -80,7 +88,7 @@ async def test_what_is_pending_again_fires_again(store, clock: ManualClock, way:
     assert again.attempt == {"to be retried": 2, "rescheduled": 1, "deferred": 1}[way]
 
 
-async def test_ways_may_be_mixed_and_answers_come_in_order(store) -> None:
+async def test_mixed_outcomes_are_recorded_in_order(store: Store) -> None:
     timers = await begun(store, 60)
     random.Random(2).shuffle(timers)
     ways = [become for become, _ in WAYS.values()]
@@ -93,12 +101,12 @@ async def test_ways_may_be_mixed_and_answers_come_in_order(store) -> None:
     assert await store.tally() == tally
 
 
-async def test_nothing_to_record(store) -> None:
+async def test_record_accepts_an_empty_batch(store: Store) -> None:
     assert await store.record(ALICE, []) == []
 
 
 @pytest.mark.parametrize("steps", [pytest.param(1, id="by one"), pytest.param(2, id="by two")])
-async def test_a_timer_whose_revision_moved_is_refused_and_the_others_are_not(store, steps: int) -> None:
+async def test_changed_timer_is_rejected_and_others_are_recorded(store: Store, steps: int) -> None:
     timers = await begun(store, 20)
     moved = {}
     for t in timers[::3]:
@@ -114,7 +122,7 @@ async def test_a_timer_whose_revision_moved_is_refused_and_the_others_are_not(st
     assert await store.tally() == dict.fromkeys(Status, 0) | tally
 
 
-async def test_an_attempt_is_recorded_once(store) -> None:
+async def test_attempt_is_recorded_only_once(store: Store) -> None:
     timers = await begun(store, 3)
     first = [(t, completed(t)) for t in timers]
     assert await store.record(ALICE, first) == [True] * 3
@@ -125,16 +133,16 @@ async def test_an_attempt_is_recorded_once(store) -> None:
         assert await store.tally() == dict.fromkeys(Status, 0) | {Status.COMPLETED: 3}
 
 
-async def test_of_two_records_of_one_attempt_at_once_one_wins(store) -> None:
+async def test_concurrent_records_of_one_attempt_have_one_winner(store: Store) -> None:
     [first] = await begun(store)
     rivals = [completed(first), settled(first, BROKEN)]
-    won = await asyncio.gather(*(store.record(ALICE, [(first, after)]) for after in rivals))
-    assert sorted(won) == [[False], [True]]
-    assert await store.get("default", first.id) == rivals[won.index([True])]
+    won = [one for [one] in await asyncio.gather(*(store.record(ALICE, [(first, after)]) for after in rivals))]
+    assert sorted(map(str, won)) == ["False", "True"]
+    assert await store.get("default", first.id) == rivals[won.index(True)]
     assert sum((await store.tally()).values()) == 1
 
 
-async def test_of_two_changes_of_one_attempt_in_one_batch_the_first_wins(store) -> None:
+async def test_first_of_two_changes_in_one_batch_wins(store: Store) -> None:
     [first, other] = await begun(store, 2)
     changes = [(first, completed(first)), (other, completed(other)), (first, settled(first, BROKEN))]
     assert await store.record(ALICE, changes) == [True, True, False]
@@ -142,7 +150,7 @@ async def test_of_two_changes_of_one_attempt_in_one_batch_the_first_wins(store) 
     assert await store.tally() == dict.fromkeys(Status, 0) | {Status.COMPLETED: 2}
 
 
-async def test_a_timer_that_is_gone_is_refused(store) -> None:
+async def test_deleted_timer_is_rejected(store: Store) -> None:
     timers = await begun(store, 5)
     await store.swap(timers[2], None)
     await store.swap(timers[4], None)
@@ -153,7 +161,7 @@ async def test_a_timer_that_is_gone_is_refused(store) -> None:
     assert await store.tally() == dict.fromkeys(Status, 0) | {Status.COMPLETED: 3, Status.PENDING: 1}
 
 
-async def test_records_of_many_callers_at_once(store) -> None:
+async def test_concurrent_records_get_their_own_results(store: Store) -> None:
     timers = await begun(store, 200)
     batches = [timers[n : n + 7] for n in range(0, 200, 7)]
     stale = {t.id for t in timers[::5]}
@@ -166,7 +174,7 @@ async def test_records_of_many_callers_at_once(store) -> None:
     assert (await store.tally())[Status.COMPLETED] == 160
 
 
-async def test_a_recorded_timer_keeps_its_place_in_time(store, clock: ManualClock) -> None:
+async def test_recorded_timer_keeps_its_position_in_creation_order(store: Store, clock: ManualClock) -> None:
     timers = await begun(store, 3)
     await store.put(timer("last", at=START + 10**6, created_at=START + 1))
     await store.record(ALICE, [(t, replace(completed(t), updated_at=START + 10**7)) for t in reversed(timers)])

@@ -1,4 +1,4 @@
-"""The files of a SQLite store while it runs: what becomes of it when somebody else removes or changes one of them."""
+"""The files of a running SQLite store: what happens if another program removes or changes one of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 from duetime.errors import SettingsError, StoreFailed
 from duetime.model import Status
 from duetime.store import Filter
-from duetime.stores.sqlite import SqliteStore
-from duetime.stores.sqlite_lock import holder
+from duetime.stores.sqlite.lock import holder
+from duetime.stores.sqlite.store import SqliteStore
 from tests.clocks import ManualClock
 from tests.contract.stores import sqlite
 from tests.contract.timers import spread, timer, with_timers
@@ -72,11 +72,11 @@ HARM = [
 
 
 @pytest.mark.parametrize(("harm", "suffix"), HARM, ids=[f"{harm.__name__}{suffix}" for harm, suffix in HARM])
-async def test_nothing_is_acknowledged_into_a_file_that_is_gone(
+async def test_no_write_is_acknowledged_into_a_removed_file(
     store: SqliteStore, folder: Path, harm: Callable[[Path], None], suffix: str
 ) -> None:
     if suffix == "" and harm in (truncate, halve):
-        apsw.Connection(str(folder / "duetime.db")).wal_checkpoint()  # so that there is something to cut
+        apsw.Connection(str(folder / "duetime.db")).wal_checkpoint()  # so that there is something to truncate
         await store.put(timer("before"))
     harm(folder / f"duetime.db{suffix}")
     with pytest.raises(StoreFailed) as raised:
@@ -91,7 +91,7 @@ async def test_nothing_is_acknowledged_into_a_file_that_is_gone(
 
 @pytest.mark.parametrize("harm", [remove, rename, replace])
 @pytest.mark.parametrize("suffix", ["-wal", "-shm"])
-async def test_a_lost_log_takes_nothing_with_it(
+async def test_lost_log_loses_no_timer(
     store: SqliteStore, folder: Path, clock: ManualClock, harm: Callable[[Path], None], suffix: str
 ) -> None:
     harm(folder / f"duetime.db{suffix}")
@@ -104,9 +104,7 @@ async def test_a_lost_log_takes_nothing_with_it(
 
 
 @pytest.mark.parametrize("suffix", ["", "-wal"])
-async def test_files_that_were_put_in_the_place_of_ours_are_left_alone(
-    store: SqliteStore, folder: Path, suffix: str
-) -> None:
+async def test_files_that_replaced_ours_are_not_changed(store: SqliteStore, folder: Path, suffix: str) -> None:
     for name in ("duetime.db", "duetime.db-wal"):
         (folder / name).rename(folder / f"away-{name}")
         (folder / name).write_bytes(b"of a backup that is being restored")
@@ -114,13 +112,13 @@ async def test_files_that_were_put_in_the_place_of_ours_are_left_alone(
         await store.put(timer("late"))
     await store.close()
     assert (folder / f"duetime.db{suffix}").read_bytes() == b"of a backup that is being restored"
-    # Nor was the log touched that belongs to the file that was moved away.
+    # The log of the file that was moved away is unchanged, too.
     (folder / "away-duetime.db-wal").rename(folder / "moved.db-wal")
     (folder / "away-duetime.db").rename(folder / "moved.db")
     assert apsw.Connection(str(folder / "moved.db")).execute("SELECT count(*) FROM timers").get == KEPT
 
 
-async def test_a_backup_by_another_process_disturbs_nothing(
+async def test_backup_by_another_process_does_not_disturb_the_store(
     store: SqliteStore, folder: Path, clock: ManualClock
 ) -> None:
     backup = "import apsw, sys; apsw.Connection(sys.argv[1]).execute(f\"VACUUM INTO '{sys.argv[2]}'\")"
@@ -130,7 +128,7 @@ async def test_a_backup_by_another_process_disturbs_nothing(
     assert apsw.Connection(str(folder / "backup.db")).execute("SELECT count(*) FROM timers").get == KEPT
 
 
-async def test_an_orderly_close_leaves_no_log(store: SqliteStore, folder: Path) -> None:
+async def test_close_leaves_no_log(store: SqliteStore, folder: Path) -> None:
     await store.get("default", "t0")
     await store.page(Filter(), 10)
     await store.ping()
@@ -139,28 +137,28 @@ async def test_an_orderly_close_leaves_no_log(store: SqliteStore, folder: Path) 
     assert holder(folder / "duetime.db") is None
 
 
-def test_a_process_that_holds_the_lock_file_alone_keeps_others_out(
+def test_lock_file_alone_excludes_other_processes(
     runner: asyncio.Runner, folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of an older version, or on a system without the other lock."""
+    """A process of an older version, or on a system without the other lock."""
     monkeypatch.setattr(fcntl, "F_OFD_SETLK", 9_999)
     store = runner.run(sqlite(folder, clock))
-    opening = "import asyncio, sys; from pathlib import Path; from duetime.stores.sqlite import SqliteStore; "
+    opening = "import asyncio, sys; from pathlib import Path; from duetime.stores.sqlite.store import SqliteStore; "
     run = [sys.executable, "-c", opening + "asyncio.run(SqliteStore(Path(sys.argv[1]), None).open())"]
     tried = subprocess.run([*run, folder / "duetime.db"], timeout=30, capture_output=True, text=True, check=False)
     assert f"is in use by another Duetime process (pid {os.getpid()})" in tried.stderr
     runner.run(store.close())
 
 
-async def test_a_refused_second_store_leaves_the_first_one_its_locks(
+async def test_rejected_second_store_keeps_the_locks_of_the_first(
     store: SqliteStore, folder: Path, clock: ManualClock
 ) -> None:
-    """A process that opens and closes a file drops all locks that it has on it, SQLite's too."""
+    """A process that opens and closes a file drops all its locks on the file, including SQLite's."""
     (folder / "link.db").symlink_to("duetime.db")
     for path in (folder / "duetime.db", folder / "link.db"):
         with pytest.raises(SettingsError, match=rf"in use by another Duetime process \(pid {os.getpid()}\)"):
             await SqliteStore(path, clock).open()
-    ask = "import sys; from pathlib import Path; from duetime.stores.sqlite_lock import holder; "
+    ask = "import sys; from pathlib import Path; from duetime.stores.sqlite.lock import holder; "
     run = [sys.executable, "-c", ask + "print(holder(Path(sys.argv[1])))", str(folder / "duetime.db")]
     asked = await asyncio.to_thread(subprocess.run, run, check=True, timeout=30, capture_output=True, text=True)
     assert asked.stdout.strip() == str(os.getpid())

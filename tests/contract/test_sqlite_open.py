@@ -1,4 +1,4 @@
-"""Opening a SQLite file: what is refused and how, what survives, and what a kill leaves behind."""
+"""Opening a SQLite file: which files are rejected and how, which data survives, and recovery after a kill."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from duetime import lifecycle
 from duetime.errors import SettingsError, StoreUnavailable
 from duetime.model import Status
-from duetime.stores.sqlite import SqliteStore
-from duetime.stores.sqlite_schema import MIGRATIONS
+from duetime.stores.sqlite.schema import MIGRATIONS
+from duetime.stores.sqlite.store import SqliteStore
 from tests.clocks import START, ManualClock
 from tests.contract.stores import SHARDS, sqlite
 from tests.contract.timers import (
@@ -28,6 +28,7 @@ from tests.contract.timers import (
     changed,
     completed,
     everything,
+    existing,
     holding,
     in_old_lanes,
     old_key,
@@ -43,7 +44,7 @@ import asyncio, sys
 from pathlib import Path
 from duetime.clock import SystemClock
 from duetime.errors import SettingsError
-from duetime.stores.sqlite import SqliteStore
+from duetime.stores.sqlite.store import SqliteStore
 store = SqliteStore(Path(sys.argv[1]), SystemClock(), shards=8)
 try:
     asyncio.run(store.open())
@@ -60,7 +61,7 @@ WITHOUT_LANES = """
     ALTER TABLE timers DROP COLUMN lane;
     CREATE INDEX timers_due ON timers (fire_at) WHERE status = 'pending';
 """
-"""Makes the file one of schema 3."""
+"""Turns the file into one of schema 3."""
 
 
 @pytest.fixture
@@ -82,14 +83,14 @@ async def refusal(path: Path, clock: ManualClock, *, shards: int = SHARDS) -> st
     return str(raised.value)
 
 
-async def test_a_file_is_made_with_its_folder(path: Path, clock: ManualClock) -> None:
+async def test_open_creates_the_file_and_its_folder(path: Path, clock: ManualClock) -> None:
     store = await sqlite(path.parent / "deep" / "er", clock)
     await store.put(timer())
     await store.close()
     assert (path.parent / "deep" / "er" / "duetime.db").stat().st_size > 0
 
 
-async def test_the_writer_keeps_a_log_and_syncs_it_fully(path: Path, clock: ManualClock) -> None:
+async def test_writer_uses_wal_with_full_sync(path: Path, clock: ManualClock) -> None:
     store = await sqlite(path.parent, clock)
     pragmas = ("journal_mode", "synchronous")
     [found] = [await store._file.write(lambda c, asked: [[c.pragma(p) for p in pragmas] for _ in asked], None)]
@@ -97,14 +98,14 @@ async def test_the_writer_keeps_a_log_and_syncs_it_fully(path: Path, clock: Manu
     await store.close()
 
 
-async def test_readers_cannot_write(path: Path, clock: ManualClock) -> None:
+async def test_readers_can_not_write(path: Path, clock: ManualClock) -> None:
     store = await sqlite(path.parent, clock)
     with pytest.raises(StoreUnavailable, match="readonly"):
         await store._file.read(lambda c: c.execute("DELETE FROM timers"))
     await store.close()
 
 
-async def test_a_second_process_is_refused_with_a_line_that_says_who_has_the_file(path: Path, clock) -> None:
+async def test_second_process_is_rejected_with_the_pid_of_the_first(path: Path, clock: ManualClock) -> None:
     store = await sqlite(path.parent, clock)
     await store.put(timer("mine"))
 
@@ -112,16 +113,16 @@ async def test_a_second_process_is_refused_with_a_line_that_says_who_has_the_fil
         run = [sys.executable, "-c", OPEN_ELSEWHERE, str(path)]
         return subprocess.run(run, capture_output=True, text=True, timeout=30, check=True).stdout
 
-    said = await asyncio.to_thread(elsewhere)
-    assert f"{path} is in use by another Duetime process (pid {os.getpid()})" in said
-    assert said.count("\n") == 1
-    assert (await store.get("default", "mine")).id == "mine"
+    message = await asyncio.to_thread(elsewhere)
+    assert f"{path} is in use by another Duetime process (pid {os.getpid()})" in message
+    assert message.count("\n") == 1
+    assert (await existing(store, "mine")).id == "mine"
     await store.put(timer("still works"))
     await store.close()
     assert await asyncio.to_thread(elsewhere) == "opened\n"
 
 
-async def test_a_second_store_in_the_same_process_is_refused_too(path: Path, clock: ManualClock) -> None:
+async def test_second_store_in_the_same_process_is_rejected(path: Path, clock: ManualClock) -> None:
     store = await sqlite(path.parent, clock)
     assert "is in use by another Duetime process" in await refusal(path, clock)
     await store.put(timer())
@@ -129,19 +130,19 @@ async def test_a_second_store_in_the_same_process_is_refused_too(path: Path, clo
     await (await sqlite(path.parent, clock)).close()
 
 
-async def test_a_file_of_a_newer_schema_is_refused(path: Path, clock: ManualClock) -> None:
+async def test_file_of_a_newer_schema_is_rejected(path: Path, clock: ManualClock) -> None:
     store = await sqlite(path.parent, clock)
     await store.close()
     connection = apsw.Connection(str(path))
     connection.pragma("user_version", len(MIGRATIONS) + 1)
     connection.close()
-    said = await refusal(path, clock)
-    assert "newer Duetime" in said
-    assert str(path) in said
+    message = await refusal(path, clock)
+    assert "newer Duetime" in message
+    assert str(path) in message
     assert apsw.Connection(str(path)).pragma("user_version") == len(MIGRATIONS) + 1
 
 
-async def test_a_file_of_another_program_is_refused(path: Path, clock: ManualClock) -> None:
+async def test_file_of_another_program_is_rejected(path: Path, clock: ManualClock) -> None:
     connection = apsw.Connection(str(path))
     connection.execute("CREATE TABLE theirs (x); INSERT INTO theirs VALUES (42)")
     connection.close()
@@ -153,7 +154,7 @@ async def test_a_file_of_another_program_is_refused(path: Path, clock: ManualClo
     )
 
 
-async def test_a_file_of_another_program_is_left_exactly_as_it_was(path: Path, clock: ManualClock) -> None:
+async def test_file_of_another_program_is_unchanged(path: Path, clock: ManualClock) -> None:
     connection = apsw.Connection(str(path))
     connection.execute("CREATE TABLE theirs (x)")
     connection.close()
@@ -162,19 +163,19 @@ async def test_a_file_of_another_program_is_left_exactly_as_it_was(path: Path, c
     assert bytes_of(path) == before
 
 
-async def test_a_file_that_is_no_database_is_refused(path: Path, clock: ManualClock) -> None:
+async def test_file_that_is_not_a_database_is_rejected(path: Path, clock: ManualClock) -> None:
     overwrite(path, b"Dear diary, " * 1000)
     assert f"can't open {path}" in await refusal(path, clock)
     assert bytes_of(path) == b"Dear diary, " * 1000
 
 
-async def test_a_place_that_cannot_be_written_is_refused(path: Path, clock: ManualClock) -> None:
+async def test_unwritable_path_is_rejected(path: Path, clock: ManualClock) -> None:
     await (await sqlite(path.parent, clock)).close()
-    # A file is where the folder should be.
+    # There is a file instead of the folder.
     assert "can't write beside" in await refusal(path / "duetime.db", clock)
 
 
-async def test_the_keys_of_an_older_file_are_brought_up(path: Path, clock: ManualClock) -> None:
+async def test_keys_of_an_older_file_are_migrated(path: Path, clock: ManualClock) -> None:
     store = await sqlite(path.parent, clock)
     timers = [timer(id, at=START - 1) for id in OLD_IDS]
     await with_timers(store, *timers)
@@ -191,7 +192,7 @@ async def test_the_keys_of_an_older_file_are_brought_up(path: Path, clock: Manua
     await store.close()
 
 
-async def test_the_timers_of_an_older_file_get_their_lanes(path: Path, clock: ManualClock) -> None:
+async def test_timers_of_an_older_file_get_lanes(path: Path, clock: ManualClock) -> None:
     store = await sqlite(path.parent, clock)
     await with_namespace(store, "resumed")
     paused = await with_namespace(store, "paused", paused=True)
@@ -228,22 +229,22 @@ async def test_the_timers_of_an_older_file_get_their_lanes(path: Path, clock: Ma
     await store.close()
 
 
-async def test_another_number_of_shards_is_refused(path: Path, clock: ManualClock) -> None:
+async def test_different_number_of_shards_is_rejected(path: Path, clock: ManualClock) -> None:
     store = await sqlite(path.parent, clock)
     await store.close()
-    said = await refusal(path, clock, shards=SHARDS + 1)
-    assert "DUETIME_SHARDS is 9" in said
-    assert "set it to 8" in said
-    # A refusal lets go of the file.
+    message = await refusal(path, clock, shards=SHARDS + 1)
+    assert "DUETIME_SHARDS is 9" in message
+    assert "set it to 8" in message
+    # A rejected open releases the file.
     await (await sqlite(path.parent, clock)).close()
 
 
-async def test_a_closed_store_answers_nothing(path: Path, clock: ManualClock) -> None:
+async def test_closed_store_rejects_calls(path: Path, clock: ManualClock) -> None:
     store = await sqlite(path.parent, clock)
     under_way = [asyncio.ensure_future(store.put(t)) for t in spread(50)]
     await asyncio.sleep(0)
     await store.close()
-    # What was asked before is finished, what is asked after is refused.
+    # Earlier calls finish, later ones are rejected.
     assert await asyncio.gather(*under_way) == [None] * 50
     for late in (store.put(timer()), store.get("default", "t0"), store.ping()):
         with pytest.raises(StoreUnavailable, match="closed"):
@@ -253,15 +254,15 @@ async def test_a_closed_store_answers_nothing(path: Path, clock: ManualClock) ->
     await again.close()
 
 
-async def test_the_attempts_of_a_dead_process_are_begun_as_soon_as_its_shards_are_claimed(path: Path, clock) -> None:
-    # The file lock proves that it is dead: neither deadline nor anything else is worth waiting for.
+async def test_attempts_of_a_dead_process_are_begun_once_its_shards_are_claimed(path: Path, clock: ManualClock) -> None:
+    # The file lock proves that the process is dead, so there is no need to wait for a deadline.
     store = await sqlite(path.parent, clock)
     held = await holding(store, ALICE)
     await with_timers(store, *spread(5, at=START - 10))
     begun = (await store.begin(ALICE, held, 10)).timers
     await store.close()
     clock.advance(LEASE_MS)
-    assert clock.now() < begun[0].deadline_at
+    assert begun[0].deadline_at is not None and clock.now() < begun[0].deadline_at
     again = await sqlite(path.parent, clock)
     held = await holding(again, BOB)
     taken = (await again.begin(BOB, held, 10)).timers
@@ -274,7 +275,7 @@ async def test_the_attempts_of_a_dead_process_are_begun_as_soon_as_its_shards_ar
     await again.close()
 
 
-async def test_the_shards_of_a_dead_process_are_free_at_once(path: Path, clock: ManualClock) -> None:
+async def test_shards_of_a_dead_process_are_free_at_once(path: Path, clock: ManualClock) -> None:
     store = await sqlite(path.parent, clock)
     await store.renew(ALICE, LEASE_MS)
     await holding(store, ALICE)
@@ -282,24 +283,25 @@ async def test_the_shards_of_a_dead_process_are_free_at_once(path: Path, clock: 
     again = await sqlite(path.parent, clock)
     try:
         standing = await again.renew(BOB, LEASE_MS)
-        assert (standing.free, standing.instances) == (frozenset(range(SHARDS)), {BOB})
+        assert (standing.free, standing.instances) == (frozenset(range(SHARDS)), frozenset({BOB}))
         assert set(await again.claim(BOB, range(SHARDS), LEASE_MS)) == set(range(SHARDS))
     finally:
         await again.close()
 
 
-async def test_a_kill_loses_nothing_that_was_acknowledged(path: Path, clock: ManualClock) -> None:
+async def test_kill_loses_no_acknowledged_write(path: Path, clock: ManualClock) -> None:
     rng = random.Random(9)
     acknowledged: list[str] = []
 
     def put_until_killed(prefix: str) -> None:
         run = [sys.executable, "-m", "tests.contract.putter", str(path), prefix]
         with subprocess.Popen(run, stdout=subprocess.PIPE, cwd=ROOT) as process:
+            assert process.stdout is not None
             first = [process.stdout.readline() for _ in range(rng.randrange(1, 300))]
             process.kill()
             lines = b"".join(first) + process.stdout.read()
-        assert all(first), "the putter ended by itself; what it said is on stderr"
-        # The kill may have cut the last line in two.
+        assert all(first), "the putter ended by itself; see stderr"
+        # The kill may have truncated the last line.
         acknowledged.extend(line.decode() for line in lines.splitlines(keepends=True) if line.endswith(b"\n"))
 
     for kill in range(5):
@@ -309,9 +311,9 @@ async def test_a_kill_loses_nothing_that_was_acknowledged(path: Path, clock: Man
         there = {id for (id,) in connection.execute("SELECT id FROM timers")}
         connection.close()
         lost = [id for id in map(str.strip, acknowledged) if id not in there]
-        assert not lost, f"{len(lost)} of {len(acknowledged)} were acknowledged and are gone"
+        assert not lost, f"{len(lost)} of {len(acknowledged)} were acknowledged and are lost"
         store = await sqlite(path.parent, clock)
         assert (await store.tally())[Status.PENDING] == len(there)
-        assert (await store.get("default", acknowledged[-1].strip())).status is Status.PENDING
+        assert (await existing(store, acknowledged[-1].strip())).status is Status.PENDING
         await store.close()
     assert len(acknowledged) > 100

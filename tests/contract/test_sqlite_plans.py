@@ -1,9 +1,9 @@
-"""How SQLite runs the store's own statements: the hot ones go through their indexes, none walks the table of timers."""
+"""How SQLite runs the store's statements: the hot ones use their indexes, and none scans the table of timers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import apsw
 import pytest
 
 from duetime import lifecycle
-from duetime.model import Status
+from duetime.instants import Instant
+from duetime.model import Status, Timer
 from duetime.store import Filter, Portion
-from duetime.stores import sqlite_file
-from duetime.stores.sqlite import SqliteStore
+from duetime.stores.sqlite import file as sqlite_file
+from duetime.stores.sqlite.store import SqliteStore
 from tests.clocks import START, ManualClock
 from tests.contract.stores import sqlite
 from tests.contract.timers import (
@@ -22,6 +23,7 @@ from tests.contract.timers import (
     BOB,
     completed,
     ended,
+    existing,
     holding,
     spread,
     timer,
@@ -34,12 +36,12 @@ _connect = sqlite_file._connect
 
 
 class Plans:
-    """The plans of the statements about timers that were run since ``clear``."""
+    """The plans of the statements about timers since ``clear``."""
 
     def __init__(self) -> None:
-        self._said: list[tuple[str, object]] = []
+        self._said: list[tuple[str, Any]] = []
 
-    def listen(self, _cursor: apsw.Cursor, sql: str, bindings: object) -> bool:
+    def listen(self, _cursor: apsw.Cursor, sql: str, bindings: Any) -> bool:
         self._said.append((sql, bindings))
         return True
 
@@ -47,14 +49,14 @@ class Plans:
         self._said.clear()
 
     def read(self, path: Path) -> list[tuple[str, list[str]]]:
-        """Each statement with the steps of its plan."""
+        """Each statement and the steps of its plan."""
         connection = _connect(path, apsw.SQLITE_OPEN_READWRITE)
         plans = []
         for sql, bindings in self._said:
             text = " ".join(sql.split())
             if " timers " in text and "tallies" not in text:
                 steps = connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings or ()).fetchall()
-                plans.append((text, [step[3] for step in steps]))
+                plans.append((text, [str(step[3]) for step in steps]))
         connection.close()
         return plans
 
@@ -87,15 +89,18 @@ def store(plans: Plans, runner: asyncio.Runner, tmp_path: Path, clock: ManualClo
     runner.run(store.close())
 
 
+Used = Callable[..., set[str]]
+
+
 @pytest.fixture
-def used(plans: Plans, tmp_path: Path):
-    """Says which indexes the statements used to search timers, and fails if one walked the table instead."""
+def used(plans: Plans, tmp_path: Path) -> Used:
+    """Return the indexes that the statements used to search timers; fail if one scanned the table."""
 
     def used(*, grouped: bool = False) -> set[str]:
-        """``grouped``: a statement may sort the few rows that it found, to group them."""
+        """``grouped``: a statement may sort the few rows that it found in order to group them."""
         searched = set()
         found = plans.read(tmp_path / "duetime.db")
-        assert found, "nothing was heard"
+        assert found, "no statement was recorded"
         for sql, steps in found:
             for step in steps:
                 assert not step.startswith("SCAN timers"), f"{step}: {sql}"
@@ -119,20 +124,22 @@ BY_SEQ = "INTEGER PRIMARY KEY (rowid=?)"
 
 
 @pytest.mark.parametrize("shards", [range(8), [3]], ids=["every shard", "one shard"])
-async def test_begin(store: SqliteStore, plans: Plans, used, shards) -> None:
+async def test_begin_uses_indexes(store: SqliteStore, plans: Plans, used: Used, shards: Collection[int]) -> None:
     held = await holding(store, ALICE, *shards)
     plans.clear()
     assert len((await store.begin(ALICE, held, 5)).timers) == 5
     assert used() == {DUE, LOST, BY_SEQ}
     await store.begin(ALICE, held, 1000)
     plans.clear()
-    # Nothing is due any more: it reads one entry from each index and knows when to look again.
+    # Nothing is due any more: it reads one entry of each index to find when to poll again.
     assert (await store.begin(ALICE, held, 1000)).timers == []
     assert used() == {DUE, LOST, DUE_NEXT, LOST_NEXT}
 
 
 @pytest.mark.parametrize("shards", [range(8), [3]], ids=["every shard", "one shard"])
-async def test_begin_by_lane(store: SqliteStore, plans: Plans, used, shards) -> None:
+async def test_begin_by_lane_uses_indexes(
+    store: SqliteStore, plans: Plans, used: Used, shards: Collection[int]
+) -> None:
     held = await holding(store, ALICE, *shards)
     plans.clear()
     portions = [Portion(timer().lane, 5), Portion(timer(namespace="paused").lane, 5)]
@@ -140,18 +147,18 @@ async def test_begin_by_lane(store: SqliteStore, plans: Plans, used, shards) -> 
     assert used() == {LANE_DUE, LANE_NEXT, LANE_FIRST, LOST, BY_SEQ}
 
 
-async def test_lanes(store: SqliteStore, plans: Plans, used) -> None:
+async def test_lanes_use_indexes(store: SqliteStore, plans: Plans, used: Used) -> None:
     assert len((await store.lanes(START, due_max=10)).lanes) == 1
     assert used(grouped=True) == {LANES_BEHIND, LANE_DUE, DUE, LOST, BY_SEQ}
 
 
 @pytest.mark.parametrize("shards", [range(8), [3]], ids=["every shard", "one shard"])
-async def test_overdue(store: SqliteStore, plans: Plans, used, shards) -> None:
+async def test_overdue_uses_indexes(store: SqliteStore, plans: Plans, used: Used, shards: Collection[int]) -> None:
     assert {lane.paused for lane in await store.overdue(shards, START + 1, 10)} == {False} | {0 in shards}
     assert used() == {LANES_BEHIND, LANE_DUE, BY_SEQ}
 
 
-async def test_a_takeover(store: SqliteStore, plans: Plans, used, clock: ManualClock) -> None:
+async def test_takeover_uses_indexes(store: SqliteStore, plans: Plans, used: Used, clock: ManualClock) -> None:
     await store.begin(ALICE, await holding(store, ALICE), 8)
     clock.advance(10**6)
     held = await holding(store, BOB)
@@ -160,7 +167,7 @@ async def test_a_takeover(store: SqliteStore, plans: Plans, used, clock: ManualC
     assert used() == {DUE, LOST, BY_SEQ}
 
 
-async def test_record(store: SqliteStore, plans: Plans, used) -> None:
+async def test_record_uses_one_index(store: SqliteStore, plans: Plans, used: Used) -> None:
     begun = (await store.begin(ALICE, await holding(store), 9)).timers
     await store.swap(begun[2], None)
     plans.clear()
@@ -171,7 +178,9 @@ async def test_record(store: SqliteStore, plans: Plans, used) -> None:
 
 @pytest.mark.parametrize("number", [1, 4, 16, 64, 128, 256, 300])
 @pytest.mark.parametrize("after", [completed, touched], ids=["final", "live"])
-async def test_a_record_of_any_size(store: SqliteStore, plans: Plans, used, number: int, after) -> None:
+async def test_record_of_any_size_uses_indexes(
+    store: SqliteStore, plans: Plans, used: Used, number: int, after: Callable[[Timer], Timer]
+) -> None:
     await with_timers(store, *spread(number, at=START - 10**6, prefix="more"))
     begun = (await store.begin(ALICE, await holding(store), number)).timers
     plans.clear()
@@ -179,37 +188,39 @@ async def test_a_record_of_any_size(store: SqliteStore, plans: Plans, used, numb
     assert used() == {BY_UUID}
 
 
-async def test_get(store: SqliteStore, used) -> None:
-    assert (await store.get("default", "t7")).id == "t7"
+async def test_get_uses_one_index(store: SqliteStore, used: Used) -> None:
+    assert (await existing(store, "t7")).id == "t7"
     assert used() == {BY_UUID}
 
 
-async def test_put(store: SqliteStore, used) -> None:
+async def test_put_uses_indexes_only_for_existing_ids(store: SqliteStore, used: Used) -> None:
     assert await store.put(timer("new")) is None
     assert used() == set()
     assert await store.put(timer("t7")) is not None
     assert used() == {BY_UUID, BY_SEQ}
 
 
-async def test_swap(store: SqliteStore, plans: Plans, used) -> None:
-    before = await store.get("default", "t7")
+async def test_swap_uses_one_index(store: SqliteStore, plans: Plans, used: Used) -> None:
+    before = await existing(store, "t7")
     plans.clear()
     assert await store.swap(before, after := lifecycle.cancel(before, now=START))
     assert await store.swap(after, None)
     assert used() == {BY_UUID}
 
 
-async def test_purge(store: SqliteStore, used, clock: ManualClock) -> None:
+async def test_purge_uses_indexes(store: SqliteStore, used: Used, clock: ManualClock) -> None:
     assert await store.purge(retention_ms=20, limit=10) == 10
     assert used() == {BY_AGE, BY_SEQ}
 
 
-async def test_tally(store: SqliteStore, plans: Plans, tmp_path: Path) -> None:
+async def test_tally_does_not_read_the_timers(store: SqliteStore, plans: Plans, tmp_path: Path) -> None:
     assert (await store.tally())[Status.COMPLETED] == 50
-    assert plans.read(tmp_path / "duetime.db") == []  # The table of timers is not even looked at.
+    assert plans.read(tmp_path / "duetime.db") == []  # The table of timers is not read at all.
 
 
-async def test_opening_does_not_walk_the_timers(store: SqliteStore, plans: Plans, used, tmp_path: Path, clock) -> None:
+async def test_open_does_not_scan_the_timers(
+    store: SqliteStore, plans: Plans, used: Used, tmp_path: Path, clock: ManualClock
+) -> None:
     await store.begin(ALICE, await holding(store), 8)
     await store.close()
     plans.clear()
@@ -221,8 +232,8 @@ async def test_opening_does_not_walk_the_timers(store: SqliteStore, plans: Plans
             assert not step.startswith("SCAN timers") or "INDEX timers_executing" in step, f"{step}: {sql}"
 
 
-async def test_a_forecast_reads_one_index_and_no_timer(store: SqliteStore, plans: Plans, tmp_path: Path) -> None:
-    assert sum(await store.forecast(range(START - 60, START + 60, 10), 5)) == 50
+async def test_forecast_reads_one_index_and_no_timer(store: SqliteStore, plans: Plans, tmp_path: Path) -> None:
+    assert sum(await store.forecast([START + ahead_ms for ahead_ms in range(-60, 60, 10)], 5)) == 50
     [(_, steps)] = plans.read(tmp_path / "duetime.db")
     walks = [step for step in steps if "timers" in step]
     assert walks == ["SEARCH timers USING COVERING INDEX timers_due (fire_at>? AND fire_at<?)"]
@@ -243,31 +254,38 @@ PAGES = pytest.mark.parametrize(
             Filter(correlation_id="a", namespace="default"),
             "INDEX timers_correlation_id (correlation_id=? AND rowid<?)",
         ),
-        (Filter(execute_after=1, execute_before=9), "INDEX timers_execute_at (execute_at>? AND execute_at<?)"),
+        (
+            Filter(execute_after=Instant(1), execute_before=Instant(9)),
+            "INDEX timers_execute_at (execute_at>? AND execute_at<?)",
+        ),
     ],
     ids=str,
 )
 
 
 @PAGES
-async def test_a_page_is_a_walk_along_an_index_and_sorts_nothing(store: SqliteStore, used, filter, index) -> None:
+async def test_page_is_an_index_scan_without_sorting(
+    store: SqliteStore, used: Used, filter: Filter, index: str
+) -> None:
     await store.page(filter, 10)
-    # What it finds there it reads by its rowid, if it finds anything.
+    # The found timers, if any, are read by their rowid.
     assert {index} <= used() <= {index, BY_SEQ}
 
 
 @PAGES
-async def test_a_count_is_the_same_walk(store: SqliteStore, plans: Plans, tmp_path: Path, filter, index) -> None:
+async def test_count_is_the_same_index_scan(
+    store: SqliteStore, plans: Plans, tmp_path: Path, filter: Filter, index: str
+) -> None:
     await store.count(filter, 10)
     for _, steps in plans.read(tmp_path / "duetime.db"):
         [walked] = [step for step in steps if "timers" in step]
         name = index.split(" (")[0].removeprefix("INTEGER PRIMARY KEY")
-        # Where a page goes on behind a place, a count starts at the beginning: then all of the index is named.
+        # A page continues after a cursor but a count starts at the beginning, so its plan names the whole index.
         assert name in walked and "TEMP B-TREE" not in " ".join(steps), (walked, steps)
 
 
-async def test_an_id_is_looked_up_in_each_namespace(store: SqliteStore, plans: Plans, tmp_path: Path) -> None:
-    filter = Filter(id="t7", correlation_id="a", execute_after=1, status=Status.PENDING)
+async def test_id_is_looked_up_in_each_namespace(store: SqliteStore, plans: Plans, tmp_path: Path) -> None:
+    filter = Filter(id="t7", correlation_id="a", execute_after=Instant(1), status=Status.PENDING)
     await store.page(filter, 10)
     await store.count(filter, 10)
     found = plans.read(tmp_path / "duetime.db")

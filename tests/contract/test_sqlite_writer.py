@@ -1,4 +1,4 @@
-"""The SQLite store at work: one commit for many, and what becomes of the callers when the disk or a job is bad."""
+"""The writer of the SQLite store: group commit, and the effect of disk errors and failing jobs on callers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from msgspec import Raw
 from duetime.errors import StoreFailed, StoreUnavailable
 from duetime.model import Status, Timer
 from duetime.store import Filter, Query
-from duetime.stores import sqlite_file
-from duetime.stores.sqlite import SqliteStore
+from duetime.stores.sqlite import file as sqlite_file
+from duetime.stores.sqlite.store import SqliteStore
 from tests.clocks import START, ManualClock
 from tests.contract.stores import sqlite
 from tests.contract.timers import (
@@ -29,6 +29,7 @@ from tests.contract.timers import (
     definition,
     ended,
     everything,
+    existing,
     holding,
     ids,
     spread,
@@ -37,17 +38,20 @@ from tests.contract.timers import (
 )
 
 UNWRITABLE = 1 << 70
-"""More than a column of SQLite can hold: a job that fails whoever runs it."""
+"""A value that is too large for a column of SQLite: a job with it always fails."""
+
+
+Trace = list[tuple[str, object]]
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
+def trace(monkeypatch: pytest.MonkeyPatch) -> Trace:
     """Every statement that the store's connections run, with its bindings."""
-    said: list[tuple[str, object]] = []
+    trace: Trace = []
     connect = sqlite_file._connect
 
     def listen(_cursor: apsw.Cursor, sql: str, bindings: object) -> bool:
-        said.append((sql, bindings))
+        trace.append((sql, bindings))
         return True
 
     def traced(*arguments: Any) -> apsw.Connection:
@@ -56,18 +60,18 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
         return connection
 
     monkeypatch.setattr(sqlite_file, "_connect", traced)
-    return said
+    return trace
 
 
 @pytest.fixture
-def store(said: object, runner: asyncio.Runner, tmp_path: Path, clock: ManualClock) -> Iterator[SqliteStore]:
+def store(trace: object, runner: asyncio.Runner, tmp_path: Path, clock: ManualClock) -> Iterator[SqliteStore]:
     store = runner.run(sqlite(tmp_path, clock))
     yield store
     runner.run(store.close())
 
 
-async def asked_at_once(store: SqliteStore, *jobs: Awaitable[object]) -> list[object]:
-    """Ask for all of these while the writer is busy with another commit, so that the next one has them all."""
+async def together(store: SqliteStore, *jobs: Awaitable[object]) -> list[object]:
+    """Start all of these calls while the writer is busy with another commit, so that they share the next one."""
     entered, leave = threading.Event(), threading.Event()
 
     def dawdle(_connection: apsw.Connection, asked: list[None]) -> list[None]:
@@ -84,47 +88,47 @@ async def asked_at_once(store: SqliteStore, *jobs: Awaitable[object]) -> list[ob
     return await asyncio.gather(*under_way, return_exceptions=True)
 
 
-async def on_the_writer(store: SqliteStore, do: Callable[[apsw.Connection], object]) -> object:
+async def on_the_writer(store: SqliteStore, do: Callable[[apsw.Connection], Any]) -> Any:
     return await store._file.write(lambda connection, asked: [do(connection) for _ in asked], None)
 
 
-# One commit for many.
+# Group commit.
 
 
-async def test_what_is_asked_during_a_commit_shares_the_next_one(store: SqliteStore, said: list) -> None:
+async def test_writes_during_a_commit_share_the_next_one(store: SqliteStore, trace: Trace) -> None:
     held = await holding(store)
-    said.clear()
+    trace.clear()
     jobs = [*(store.put(t) for t in spread(500)), store.begin(ALICE, held, 10), store.claim(ALICE, [0], 1)]
-    answers = await asked_at_once(store, *jobs)
+    answers = await together(store, *jobs)
     assert answers[:500] == [None] * 500
-    assert len([sql for sql, _ in said if sql == "COMMIT"]) == 2  # The one that kept the writer busy, and theirs.
-    assert len([sql for sql, _ in said if sql.startswith("INSERT INTO timers")]) < 20
+    assert len([sql for sql, _ in trace if sql == "COMMIT"]) == 2  # The commit that kept the writer busy, and theirs.
+    assert len([sql for sql, _ in trace if sql.startswith("INSERT INTO timers")]) < 20
 
 
-async def test_a_commit_has_a_limit(store: SqliteStore, said: list, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_per_commit_are_limited(store: SqliteStore, trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_file, "JOBS_PER_COMMIT_MAX", 100)
-    said.clear()
-    assert await asked_at_once(store, *(store.put(t) for t in spread(450))) == [None] * 450
-    assert len([sql for sql, _ in said if sql == "COMMIT"]) == 6
+    trace.clear()
+    assert await together(store, *(store.put(t) for t in spread(450))) == [None] * 450
+    assert len([sql for sql, _ in trace if sql == "COMMIT"]) == 6
     assert len(await everything(store)) == 450
 
 
-async def test_a_caller_that_goes_away_does_not_disturb_the_others(store: SqliteStore) -> None:
+async def test_cancelled_caller_does_not_disturb_others(store: SqliteStore) -> None:
     async def impatient() -> None:
         async with asyncio.timeout(0):
             await store.put(timer("impatient"))
 
-    answers = await asked_at_once(store, store.put(timer("a")), impatient(), store.put(timer("b")))
+    answers = await together(store, store.put(timer("a")), impatient(), store.put(timer("b")))
     assert [answers[0], answers[2]] == [None, None]
     assert isinstance(answers[1], TimeoutError)
     assert {id for _, id in await everything(store)} == {"a", "b", "impatient"}
 
 
-async def test_one_bad_job_does_not_fail_the_others_of_its_commit(store: SqliteStore) -> None:
+async def test_failing_job_does_not_fail_the_others_of_its_commit(store: SqliteStore) -> None:
     timers = spread(40)
     timers[13] = changed(timers[13], execute_at=UNWRITABLE)
     batch = [timer("many1"), timer("many2", execute_at=UNWRITABLE), timer("many3")]
-    answers = await asked_at_once(store, *(store.put(t) for t in timers), store.put_many(batch), store.ping())
+    answers = await together(store, *(store.put(t) for t in timers), store.put_many(batch), store.ping())
     assert [n for n, answer in enumerate(answers) if answer is not None] == [13, 40]
     assert isinstance(answers[13], OverflowError)
     assert isinstance(answers[40], OverflowError)
@@ -132,7 +136,7 @@ async def test_one_bad_job_does_not_fail_the_others_of_its_commit(store: SqliteS
     assert (await store.tally())[Status.PENDING] == 39
 
 
-async def test_a_bad_job_leaves_nothing_half_written(store: SqliteStore) -> None:
+async def test_failing_job_writes_nothing(store: SqliteStore) -> None:
     await with_timers(store, *spread(3))
 
     def half(connection: apsw.Connection) -> None:
@@ -146,7 +150,7 @@ async def test_a_bad_job_leaves_nothing_half_written(store: SqliteStore) -> None
     assert (await store.tally())[Status.PENDING] == 4
 
 
-async def test_a_reader_never_blocks_the_writer(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_does_not_block_the_writer(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 1)
     await with_timers(store, *spread(10))
     reading, leave = threading.Event(), threading.Event()
@@ -164,19 +168,19 @@ async def test_a_reader_never_blocks_the_writer(store: SqliteStore, monkeypatch:
     begun = (await store.begin(ALICE, held, EVERYTHING)).timers
     assert await store.record(ALICE, [(t, completed(t)) for t in begun]) == [True] * len(begun)
     await with_timers(store, *spread(200, prefix="more"))
-    assert (await store.get("default", "more7")).id == "more7"
+    assert (await existing(store, "more7")).id == "more7"
     assert not slow.done()
     leave.set()
-    assert await slow == 10  # And it saw the same rows all along.
+    assert await slow == 10  # The reader saw the same rows throughout.
 
 
-async def test_the_log_is_written_back_and_does_not_grow_for_ever(
-    store: SqliteStore, tmp_path: Path, monkeypatch
+async def test_log_is_checkpointed_and_stays_small(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 50)
     for round in range(30):
         await with_timers(store, *spread(50, prefix=f"{round}/"))
-        # Commits do not wait for the copying, so on a slow disk the log may get far ahead of it.
+        # Commits do not wait for the checkpoint, so on a slow disk the log may grow far ahead of it.
         await on_the_writer(store, lambda _: None)
         if (copying := store._file._copying) is not None:
             await asyncio.wrap_future(copying)
@@ -185,7 +189,7 @@ async def test_the_log_is_written_back_and_does_not_grow_for_ever(
     assert (tmp_path / "duetime.db").stat().st_size > 300_000
 
 
-# A disk that fails.
+# Disk errors.
 
 
 async def assert_failed(store: SqliteStore) -> None:
@@ -198,7 +202,7 @@ async def assert_failed(store: SqliteStore) -> None:
         store.ping(),
         store.renew(ALICE, 1),
     ):
-        with pytest.raises(StoreFailed, match="can't be trusted"):
+        with pytest.raises(StoreFailed, match="what is on disk is uncertain"):
             await verb
 
 
@@ -210,25 +214,29 @@ async def assert_reopens_with(tmp_path: Path, clock: ManualClock, *there: Timer)
 
 
 @pytest.mark.parametrize("error", [apsw.IOError, apsw.CorruptError, apsw.ReadOnlyError])
-async def test_damage_ends_the_store_for_everyone(store: SqliteStore, tmp_path, clock, error: type[Exception]) -> None:
+async def test_damage_fails_the_store_for_all_callers(
+    store: SqliteStore, tmp_path: Path, clock: ManualClock, error: type[Exception]
+) -> None:
     await with_timers(store, first := timer("first"))
 
     def break_down(connection: apsw.Connection) -> None:
         raise error("the disk is on fire")
 
     jobs = [store.put(timer("a")), on_the_writer(store, break_down), store.put(timer("b")), store.renew(ALICE, 1)]
-    answers = await asked_at_once(store, *jobs)
+    answers = await together(store, *jobs)
     assert [type(answer) for answer in answers] == [StoreFailed] * 4
     await assert_failed(store)
     await store.close()
     await assert_reopens_with(tmp_path, clock, first)
 
 
-async def test_a_commit_that_fails_is_not_tried_again(store: SqliteStore, said: list, tmp_path, clock) -> None:
+async def test_failed_commit_is_not_retried(
+    store: SqliteStore, trace: Trace, tmp_path: Path, clock: ManualClock
+) -> None:
     def fail_at_commit(_cursor: apsw.Cursor, sql: str, bindings: object) -> bool:
-        said.append((sql, bindings))
+        trace.append((sql, bindings))
         if sql == "COMMIT":
-            raise apsw.IOError("fsync said no")
+            raise apsw.IOError("fsync failed")
         return True
 
     def arm(connection: apsw.Connection) -> None:
@@ -237,16 +245,16 @@ async def test_a_commit_that_fails_is_not_tried_again(store: SqliteStore, said: 
     await with_timers(store, first := timer("first"))
     with pytest.raises(StoreFailed):
         await on_the_writer(store, arm)
-    said.clear()
+    trace.clear()
     await assert_failed(store)
-    assert said == []
+    assert trace == []
     await store.close()
     await assert_reopens_with(tmp_path, clock, first)
 
 
 @contextmanager
 def files_up_to(size: int) -> Iterator[None]:
-    """Let every write beyond this size fail, as a broken disk would. Python ignores the signal that comes with it."""
+    """Make every write beyond this size fail, like a broken disk. Python ignores the accompanying signal."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -255,7 +263,9 @@ def files_up_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_a_write_that_the_disk_really_refuses_ends_the_store(store: SqliteStore, tmp_path: Path, clock) -> None:
+async def test_real_write_error_of_the_disk_fails_the_store(
+    store: SqliteStore, tmp_path: Path, clock: ManualClock
+) -> None:
     await with_timers(store, *(first := spread(20)))
     acknowledged = list(first)
     with files_up_to((tmp_path / "duetime.db-wal").stat().st_size + 200_000):
@@ -269,11 +279,11 @@ async def test_a_write_that_the_disk_really_refuses_ends_the_store(store: Sqlite
     await assert_reopens_with(tmp_path, clock, *acknowledged[:-1])
 
 
-# A thread that trips.
+# Unexpected errors in a thread.
 
 
 def fail_at(statement: str, error: BaseException) -> Callable[[apsw.Connection], None]:
-    """A job that has every later statement of this text fail on its connection, and itself."""
+    """A job that fails and makes every later statement with this text fail on its connection."""
 
     def trip(_cursor: apsw.Cursor, sql: str, _bindings: object) -> bool:
         if sql == statement:
@@ -288,11 +298,13 @@ def fail_at(statement: str, error: BaseException) -> Callable[[apsw.Connection],
 
 
 @pytest.mark.parametrize("error", [apsw.BusyError("locked"), MemoryError(), RuntimeError("out of luck")])
-async def test_a_rollback_that_fails_ends_the_store(store: SqliteStore, tmp_path, clock, error: Exception) -> None:
+async def test_failed_rollback_fails_the_store(
+    store: SqliteStore, tmp_path: Path, clock: ManualClock, error: Exception
+) -> None:
     await with_timers(store, first := timer("first"))
     jobs = [store.put(timer("a")), on_the_writer(store, fail_at("ROLLBACK", error)), store.put(timer("b"))]
     async with asyncio.timeout(30):
-        answers = await asked_at_once(store, *jobs)
+        answers = await together(store, *jobs)
     assert [type(answer) for answer in answers] == [StoreFailed] * 3
     await assert_failed(store)
     await store.close()
@@ -300,8 +312,8 @@ async def test_a_rollback_that_fails_ends_the_store(store: SqliteStore, tmp_path
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
-async def test_what_is_no_ordinary_exception_ends_the_store(
-    store: SqliteStore, tmp_path, clock, error: type[BaseException]
+async def test_base_exception_fails_the_store(
+    store: SqliteStore, tmp_path: Path, clock: ManualClock, error: type[BaseException]
 ) -> None:
     await with_timers(store, first := timer("first"))
 
@@ -309,24 +321,24 @@ async def test_what_is_no_ordinary_exception_ends_the_store(
         raise error
 
     async with asyncio.timeout(30):
-        answers = await asked_at_once(store, store.put(timer("a")), on_the_writer(store, leave), store.put(timer("b")))
+        answers = await together(store, store.put(timer("a")), on_the_writer(store, leave), store.put(timer("b")))
     assert [type(answer) for answer in answers] == [StoreFailed] * 3
     await assert_failed(store)
     await store.close()
     await assert_reopens_with(tmp_path, clock, first)
 
 
-async def test_a_job_that_has_no_memory_fails_alone(store: SqliteStore) -> None:
+async def test_job_without_memory_fails_alone(store: SqliteStore) -> None:
     def hungry(_connection: apsw.Connection) -> None:
         raise MemoryError
 
-    answers = await asked_at_once(store, store.put(timer("a")), on_the_writer(store, hungry), store.put(timer("b")))
+    answers = await together(store, store.put(timer("a")), on_the_writer(store, hungry), store.put(timer("b")))
     assert [type(answer) for answer in answers] == [type(None), MemoryError, type(None)]
 
 
 @pytest.mark.parametrize("where", ["copier", "writer"])
 @pytest.mark.parametrize("error", [MemoryError(), apsw.IOError("disk"), SystemExit()], ids=lambda error: repr(error))
-async def test_a_log_that_can_not_be_copied_ends_the_store(
+async def test_failed_checkpoint_fails_the_store(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException
 ) -> None:
     checkpoint = store._file._checkpoint
@@ -347,7 +359,7 @@ async def test_a_log_that_can_not_be_copied_ends_the_store(
         await assert_failed(store)
 
 
-def test_a_loop_that_is_closed_before_the_answer_comes(tmp_path: Path, clock: ManualClock) -> None:
+def test_event_loop_closed_before_the_result_is_tolerated(tmp_path: Path, clock: ManualClock) -> None:
     first, entered, leave = timer("first"), threading.Event(), threading.Event()
 
     def dawdle(_connection: apsw.Connection, asked: list[None]) -> list[None]:
@@ -365,24 +377,22 @@ def test_a_loop_that_is_closed_before_the_answer_comes(tmp_path: Path, clock: Ma
 
     store = asyncio.run(go_away())
     leave.set()
-    asyncio.run(store.close())  # The thread is still there to be closed, and lets go of the file.
+    asyncio.run(store.close())  # The thread still runs; closing ends it and releases the file.
     asyncio.run(assert_reopens_with(tmp_path, clock, first))
 
 
-# Whether it works.
+# Health checks.
 
 
-async def test_many_who_ask_whether_it_works_cost_one_write(store: SqliteStore, said: list) -> None:
-    said.clear()
+async def test_many_health_checks_cost_one_write(store: SqliteStore, trace: Trace) -> None:
+    trace.clear()
     for _ in range(50):
         await asyncio.gather(*(store.ping() for _ in range(20)))
-    commits = len([sql for sql, _ in said if sql == "COMMIT"])
-    assert 1 <= commits < 50  # one a second
+    commits = len([sql for sql, _ in trace if sql == "COMMIT"])
+    assert 1 <= commits < 50  # one per second
 
 
-async def test_a_write_that_was_refused_is_known_to_who_asks(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_health_check_reports_a_recent_failed_write(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_file, "PROBE_SECONDS", 1000)
     monkeypatch.setattr(sqlite_file, "REFUSED_SECONDS", 1000)
     await store.ping()
@@ -397,7 +407,7 @@ async def test_a_write_that_was_refused_is_known_to_who_asks(
     await store.ping()
 
 
-async def test_who_asks_is_told_of_a_file_that_can_not_be_written(store: SqliteStore, tmp_path: Path) -> None:
+async def test_health_check_reports_an_unwritable_file(store: SqliteStore, tmp_path: Path) -> None:
     await on_the_writer(store, lambda c: c.set_busy_timeout(10))
     other = apsw.Connection(str(tmp_path / "duetime.db"))
     other.execute("BEGIN IMMEDIATE")
@@ -406,13 +416,13 @@ async def test_who_asks_is_told_of_a_file_that_can_not_be_written(store: SqliteS
     other.close()
 
 
-async def test_lists_delay_nothing_else(store: SqliteStore) -> None:
+async def test_slow_lists_delay_no_other_call(store: SqliteStore) -> None:
     leave = threading.Event()
     lists = [asyncio.ensure_future(store._file.read_list(lambda _: leave.wait(60))) for _ in range(40)]
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
         await store.put(timer("a"))
-        assert (await store.get("default", "a")).id == "a"
+        assert (await existing(store, "a")).id == "a"
         await asyncio.gather(
             *(store.ping(), store.tally(), store.namespaces(), store.cluster()),
             *(store.lanes(START), store.overdue(range(8), START, 10)),
@@ -425,13 +435,13 @@ async def test_lists_delay_nothing_else(store: SqliteStore) -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda store: store.find(Query(namespace="default")),
+        lambda store: store.page_by_offset(Query(namespace="default")),
         lambda store: store.page(Filter(), 10),
         lambda store: store.count(Filter(), 10),
         lambda store: store.forecast([START, START + 1], 10),
     ],
 )
-async def test_every_list_has_the_threads_for_lists(store: SqliteStore, ask: Callable[..., Awaitable[object]]) -> None:
+async def test_every_list_runs_in_the_list_threads(store: SqliteStore, ask: Callable[..., Awaitable[object]]) -> None:
     leave = threading.Event()
     others = [asyncio.ensure_future(store._file.read(lambda _: leave.wait(60))) for _ in range(sqlite_file.READERS)]
     async with asyncio.timeout(30):
@@ -440,7 +450,7 @@ async def test_every_list_has_the_threads_for_lists(store: SqliteStore, ask: Cal
     await asyncio.gather(*others)
 
 
-# A disk that is full.
+# A full disk.
 
 
 def big(id: str = "big") -> Timer:
@@ -452,48 +462,48 @@ async def with_no_room(store: SqliteStore) -> None:
     await on_the_writer(store, lambda c: c.pragma("max_page_count", pages + 2))
 
 
-async def test_a_full_disk_is_no_damage(store: SqliteStore) -> None:
+async def test_full_disk_does_not_fail_the_store(store: SqliteStore) -> None:
     await with_timers(store, *(first := spread(20)), old := ended("old", Status.FAILED, at=START - 10))
     await with_no_room(store)
     before, tally = await everything(store), await store.tally()
     many = [big(f"b{n}") for n in range(5)]
-    answers = await asked_at_once(store, *(store.put(t) for t in many), store.put_many(many))
+    answers = await together(store, *(store.put(t) for t in many), store.put_many(many))
     assert [type(answer) for answer in answers] == [StoreUnavailable] * 6
     assert "could not write" in str(answers[0])
     assert (await everything(store), await store.tally()) == (before, tally)
-    # What needs no room goes on: firing, recording, forgetting, reading.
+    # Operations that need no space continue: firing, recording, deleting, reading.
     held = await holding(store)
     begun = (await store.begin(ALICE, held, 3)).timers
     assert ids(begun) == ["t0"]
     assert await store.record(ALICE, [(t, completed(t)) for t in begun]) == [True]
     assert await store.purge(retention_ms=1, limit=10) == 1
     assert await store.get("default", old.id) is None
-    # And so does the rest, once there is room.
+    # The others continue once there is space.
     await on_the_writer(store, lambda c: c.pragma("max_page_count", 1_000_000))
     assert await store.put_many(many) == [None] * 5
     assert len(await everything(store)) == len(first) + 5
 
 
-async def test_a_put_that_fits_is_not_refused_for_one_that_does_not(store: SqliteStore) -> None:
+async def test_put_that_fits_is_not_rejected_with_one_that_does_not(store: SqliteStore) -> None:
     await with_no_room(store)
-    answers = await asked_at_once(store, store.put(timer("a")), store.put(big()), store.put(timer("b")))
+    answers = await together(store, store.put(timer("a")), store.put(big()), store.put(timer("b")))
     assert [type(answer) for answer in answers] == [type(None), StoreUnavailable, type(None)]
     assert {id for _, id in await everything(store)} == {"a", "b"}
 
 
-async def test_a_file_that_is_locked_is_waited_for_once(store: SqliteStore, said: list, tmp_path: Path) -> None:
+async def test_locked_file_is_waited_for_once(store: SqliteStore, trace: Trace, tmp_path: Path) -> None:
     await on_the_writer(store, lambda c: c.set_busy_timeout(10))
-    said.clear()
+    trace.clear()
     other = apsw.Connection(str(tmp_path / "duetime.db"))
     other.execute("BEGIN IMMEDIATE")
     answers = await asyncio.gather(*(store.put(t) for t in spread(20)), return_exceptions=True)
     other.close()
     assert [type(answer) for answer in answers] == [StoreUnavailable] * 20
     assert await everything(store) == {}
-    assert len([sql for sql, _ in said if sql == "BEGIN IMMEDIATE"]) <= 3
+    assert len([sql for sql, _ in trace if sql == "BEGIN IMMEDIATE"]) <= 3
 
 
-async def test_the_log_starts_over_while_timers_keep_coming(
+async def test_log_is_reused_under_continuous_writes(
     store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 50)
@@ -502,6 +512,6 @@ async def test_the_log_starts_over_while_timers_keep_coming(
         await store.put_many([timer(f"w{n}-{m}") for m in range(20)])
         largest = max(largest, (tmp_path / "duetime.db-wal").stat().st_size)
     written = (tmp_path / "duetime.db").stat().st_size
-    assert written > 1_000_000, "the log was never copied into the file"
-    assert largest < 300 * 20 * 2_500, "the log grew with all that was written"  # which is twice that
+    assert written > 1_000_000, "no checkpoint was made"
+    assert largest < 300 * 20 * 2_500, "the log grew with the number of writes"  # which is twice as much
     assert sum((await store.tally()).values()) == 300 * 20

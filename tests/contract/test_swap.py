@@ -1,16 +1,18 @@
-"""swap: a change is written only onto the revision that it started from."""
+"""swap: a change is written only if the timer still has the revision that the change is based on."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 from msgspec import Raw
 
 from duetime import lifecycle
 from duetime.model import Status, Timer, replace
-from duetime.store import Portion
+from duetime.store import Portion, Store
 from tests.clocks import START, ManualClock
 from tests.contract.timers import (
     ALICE,
@@ -27,7 +29,7 @@ from tests.contract.timers import (
 )
 
 
-async def test_a_swap_at_the_revision_replaces_the_timer_whole(store) -> None:
+async def test_swap_at_the_revision_replaces_the_whole_timer(store: Store) -> None:
     await store.put(first := timer())
     fixed = {name: getattr(first, name) for name in ("namespace", "id", "shard", "created_at")}
     after = changed(FULL, **fixed, revision=first.revision + 1)
@@ -36,7 +38,7 @@ async def test_a_swap_at_the_revision_replaces_the_timer_whole(store) -> None:
     assert await store.tally() == dict.fromkeys(Status, 0) | {Status.EXECUTING: 1}
 
 
-async def test_a_swap_can_take_values_away_again(store) -> None:
+async def test_swap_can_reset_values_to_none(store: Store) -> None:
     await store.put(full := changed(FULL, shard=0, created_at=START))
     bare = changed(timer(full.id), revision=full.revision + 1)
     assert await store.swap(full, bare)
@@ -44,7 +46,7 @@ async def test_a_swap_can_take_values_away_again(store) -> None:
 
 
 @pytest.mark.parametrize("off", [-1, 1, 2, -1000])
-async def test_a_swap_at_another_revision_changes_nothing(store, off: int) -> None:
+async def test_swap_at_another_revision_changes_nothing(store: Store, off: int) -> None:
     await store.put(first := timer())
     stale = changed(first, revision=first.revision + off)
     assert await store.swap(stale, touched(stale)) is False
@@ -53,7 +55,7 @@ async def test_a_swap_at_another_revision_changes_nothing(store, off: int) -> No
     assert (await store.tally())[Status.PENDING] == 1
 
 
-async def test_a_swap_works_once(store) -> None:
+async def test_swap_succeeds_only_once(store: Store) -> None:
     await store.put(first := timer())
     assert await store.swap(first, second := touched(first))
     assert await store.swap(first, changed(second, correlation_id="again")) is False
@@ -61,14 +63,14 @@ async def test_a_swap_works_once(store) -> None:
     assert await store.swap(second, touched(second))
 
 
-async def test_a_swap_of_a_timer_that_is_not_there_changes_nothing(store) -> None:
+async def test_swap_of_an_unknown_timer_changes_nothing(store: Store) -> None:
     await store.put(first := timer("b"))
     assert await store.swap(timer("a"), touched(timer("a"))) is False
     assert await store.swap(timer("a"), None) is False
     assert list((await everything(store)).values()) == [first]
 
 
-async def test_none_removes_the_timer(store) -> None:
+async def test_swap_with_none_deletes_the_timer(store: Store) -> None:
     await with_timers(store, first := timer(), other := timer("b"))
     assert await store.swap(first, None) is True
     assert await store.get("default", "a") is None
@@ -77,7 +79,7 @@ async def test_none_removes_the_timer(store) -> None:
     assert await store.swap(first, None) is False
 
 
-async def test_an_old_value_is_no_way_into_the_timer_that_took_its_place(store) -> None:
+async def test_swap_of_a_replaced_timer_changes_nothing(store: Store) -> None:
     await store.put(first := timer())
     await store.swap(first, None)
     assert await store.put(second := another(first)) is None
@@ -87,7 +89,7 @@ async def test_an_old_value_is_no_way_into_the_timer_that_took_its_place(store) 
     assert (await store.tally())[Status.PENDING] == 1
 
 
-async def test_swaps_of_one_namespace_leave_the_same_id_of_another_alone(store) -> None:
+async def test_swap_does_not_affect_the_same_id_in_another_namespace(store: Store) -> None:
     here = timer()
     there = changed(here, namespace="elsewhere")
     await with_timers(store, here, there)
@@ -96,7 +98,7 @@ async def test_swaps_of_one_namespace_leave_the_same_id_of_another_alone(store) 
     assert (await store.tally("elsewhere"))[Status.PENDING] == 1
 
 
-async def test_of_concurrent_swaps_exactly_one_wins(store) -> None:
+async def test_concurrent_swaps_have_one_winner(store: Store) -> None:
     rng = random.Random(7)
     current = timer()
     await store.put(current)
@@ -108,7 +110,7 @@ async def test_of_concurrent_swaps_exactly_one_wins(store) -> None:
         assert await store.get("default", "a") == current
 
 
-async def test_of_a_removal_and_a_change_exactly_one_wins(store) -> None:
+async def test_concurrent_delete_and_change_have_one_winner(store: Store) -> None:
     for round in range(12):
         await store.put(first := timer(f"t{round}"))
         ways: list[Timer | None] = [None, touched(first)]
@@ -120,7 +122,7 @@ async def test_of_a_removal_and_a_change_exactly_one_wins(store) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_of_a_cancel_and_a_begin_exactly_one_wins(store, clock: ManualClock, seed: int) -> None:
+async def test_concurrent_cancel_and_begin_have_one_winner(store: Store, clock: ManualClock, seed: int) -> None:
     rng = random.Random(seed)
     held = await holding(store)
     timers = spread(60, at=START - 100)
@@ -128,7 +130,7 @@ async def test_of_a_cancel_and_a_begin_exactly_one_wins(store, clock: ManualCloc
 
     async def cancel(first: Timer) -> bool:
         for _ in range(rng.randrange(4)):
-            await store.ping()  # Spread the cancels over the commits.
+            await store.ping()  # Distributes the cancels over the commits.
         return await store.swap(first, lifecycle.cancel(first, now=clock.now()))
 
     async def begin(limit: int) -> list[Timer]:
@@ -151,11 +153,11 @@ async def test_of_a_cancel_and_a_begin_exactly_one_wins(store, clock: ManualCloc
         assert there["default", t.id] == t
     left = [t for t in there.values() if t.status is Status.PENDING]
     assert len(canceled) + len(begun) + len(left) == len(timers)
-    assert not left, "a cancel lost against nobody"
+    assert not left, "a cancel lost without a winner"
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_of_an_update_and_a_begin_exactly_one_wins(store, clock: ManualClock, seed: int) -> None:
+async def test_concurrent_update_and_begin_have_one_winner(store: Store, clock: ManualClock, seed: int) -> None:
     rng = random.Random(seed)
     held = await holding(store)
     timers = spread(40, at=START - 100)
@@ -163,7 +165,8 @@ async def test_of_an_update_and_a_begin_exactly_one_wins(store, clock: ManualClo
     later = {
         t.id: lifecycle.amend(t, now=START, execute_at=START + 1, definition=definition(Raw(b"2"))) for t in timers
     }
-    jobs = [store.swap(t, later[t.id]) for t in timers] + [store.begin(ALICE, held, 10) for _ in range(4)]
+    jobs: list[Coroutine[Any, Any, Any]] = [store.swap(t, later[t.id]) for t in timers]
+    jobs += [store.begin(ALICE, held, 10) for _ in range(4)]
     rng.shuffle(jobs)
     answers = await asyncio.gather(*jobs)
     begun = {t.id: t for answer in answers if not isinstance(answer, bool) for t in answer.timers}

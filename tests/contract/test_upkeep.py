@@ -1,4 +1,4 @@
-"""purge and the namespaces: what is dropped when, and what a namespace is."""
+"""purge and namespaces: retention, and reading and writing namespaces."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import msgspec
 import pytest
 
 from duetime.errors import TooManyNamespaces
+from duetime.instants import EPOCH, Instant
 from duetime.model import DAY_MS, FOREVER_MS, Namespace, Secret, Status
+from duetime.store import Store
 from duetime.stores.memory import MemoryStore
 from tests.clocks import START, ManualClock
+from tests.contract.needs import purge
+from tests.contract.stores import Reopen
 from tests.contract.timers import (
     changed_to,
     ended,
@@ -25,7 +29,8 @@ from tests.contract.timers import (
 FINAL = [Status.COMPLETED, Status.FAILED, Status.CANCELED]
 
 
-async def test_a_final_timer_is_dropped_once_it_is_older_than_the_retention(store, clock: ManualClock) -> None:
+@purge
+async def test_final_timer_older_than_the_retention_is_deleted(store: Store, clock: ManualClock) -> None:
     await with_timers(store, *(ended(status.value, status, at=START) for status in FINAL))
     clock.advance(1000)
     assert await store.purge(retention_ms=1000, limit=100) == 0
@@ -37,7 +42,8 @@ async def test_a_final_timer_is_dropped_once_it_is_older_than_the_retention(stor
     assert await store.purge(retention_ms=1000, limit=100) == 0
 
 
-async def test_age_counts_from_the_last_change_and_not_from_creation(store, clock: ManualClock) -> None:
+@purge
+async def test_age_counts_from_the_last_change(store: Store, clock: ManualClock) -> None:
     clock.advance(DAY_MS)
     old = ended("old", Status.COMPLETED, at=START, created_at=clock.now(), execute_at=clock.now())
     young = ended("young", Status.COMPLETED, at=clock.now(), created_at=START, execute_at=START)
@@ -46,8 +52,11 @@ async def test_age_counts_from_the_last_change_and_not_from_creation(store, cloc
     assert list((await everything(store)).values()) == [young]
 
 
+@purge
 @pytest.mark.parametrize("retention_ms", [0, 1])
-async def test_pending_and_executing_timers_are_never_dropped(store, clock: ManualClock, retention_ms: int) -> None:
+async def test_pending_and_executing_timers_are_never_deleted(
+    store: Store, clock: ManualClock, retention_ms: int
+) -> None:
     kept = [timer("pending"), timer("executing", status=Status.EXECUTING, deadline_at=START, version=1)]
     await with_timers(store, *kept, ended("final", Status.FAILED))
     clock.advance(1000 * DAY_MS)
@@ -56,7 +65,8 @@ async def test_pending_and_executing_timers_are_never_dropped(store, clock: Manu
     assert await store.tally() == dict.fromkeys(Status, 0) | {Status.PENDING: 1, Status.EXECUTING: 1}
 
 
-async def test_no_more_than_the_limit_is_dropped_at_once(store, clock: ManualClock) -> None:
+@purge
+async def test_purge_deletes_at_most_the_limit(store: Store, clock: ManualClock) -> None:
     await with_namespace(store, "elsewhere")
     for namespace in ("default", "elsewhere"):
         for status in FINAL:
@@ -67,7 +77,8 @@ async def test_no_more_than_the_limit_is_dropped_at_once(store, clock: ManualClo
     assert await store.tally() == dict.fromkeys(Status, 0)
 
 
-async def test_what_is_left_after_a_limited_purge_is_counted_right(store, clock: ManualClock) -> None:
+@purge
+async def test_counts_are_correct_after_a_limited_purge(store: Store, clock: ManualClock) -> None:
     for status in FINAL:
         await with_timers(store, *(ended(f"{status}{n}", status, at=START + n) for n in range(5)))
     clock.advance(100)
@@ -78,7 +89,8 @@ async def test_what_is_left_after_a_limited_purge_is_counted_right(store, clock:
         assert await store.tally() == {s: sum(t.status is s for t in there.values()) for s in Status}
 
 
-async def test_a_namespaces_own_retention_goes_before_the_given_one(store, clock: ManualClock) -> None:
+@purge
+async def test_retention_of_a_namespace_overrides_the_given_one(store: Store, clock: ManualClock) -> None:
     await with_namespace(store, "short", retention_ms=10)
     await with_namespace(store, "long", retention_ms=DAY_MS)
     await with_namespace(store, "none", retention_ms=0)
@@ -103,7 +115,8 @@ async def test_a_namespaces_own_retention_goes_before_the_given_one(store, clock
         assert (await store.tally(name))[Status.COMPLETED] == (name == "forever")
 
 
-async def test_forever_may_be_the_given_one(store, clock: ManualClock) -> None:
+@purge
+async def test_given_retention_can_be_unlimited(store: Store, clock: ManualClock) -> None:
     await with_namespace(store, "short", retention_ms=10)
     await with_timers(store, ended("a", Status.FAILED), ended("a", Status.FAILED, namespace="short"))
     clock.advance(100_000 * DAY_MS)
@@ -111,7 +124,8 @@ async def test_forever_may_be_the_given_one(store, clock: ManualClock) -> None:
     assert list(await everything(store)) == [("default", "a")]
 
 
-async def test_a_retention_that_changes_counts_at_the_next_purge(store, clock: ManualClock) -> None:
+@purge
+async def test_changed_retention_applies_to_the_next_purge(store: Store, clock: ManualClock) -> None:
     [default] = await store.namespaces()
     await with_timers(store, ended("a", Status.COMPLETED))
     clock.advance(100)
@@ -121,7 +135,8 @@ async def test_a_retention_that_changes_counts_at_the_next_purge(store, clock: M
     assert await store.purge(retention_ms=1, limit=10) == 1
 
 
-async def test_a_purged_identity_is_free_again(store, clock: ManualClock) -> None:
+@purge
+async def test_identity_of_a_purged_timer_can_be_reused(store: Store, clock: ManualClock) -> None:
     await with_timers(store, ended("a", Status.COMPLETED))
     clock.advance(100)
     await store.purge(retention_ms=1, limit=10)
@@ -129,26 +144,29 @@ async def test_a_purged_identity_is_free_again(store, clock: ManualClock) -> Non
     assert await store.get("default", "a") == again
 
 
-async def test_purges_at_once_drop_each_timer_once(store, clock: ManualClock) -> None:
+@purge
+async def test_concurrent_purges_delete_each_timer_once(store: Store, clock: ManualClock) -> None:
     await with_timers(store, *(ended(t.id, Status.COMPLETED) for t in spread(50)))
     clock.advance(100)
     assert sum(await asyncio.gather(*(store.purge(retention_ms=1, limit=20) for _ in range(4)))) == 50
     assert await store.tally() == dict.fromkeys(Status, 0)
 
 
-async def test_a_namespace_with_few_old_timers_does_not_wait_for_one_with_many(store, clock: ManualClock) -> None:
+@purge
+async def test_namespace_with_few_old_timers_does_not_wait_for_one_with_many(store: Store, clock: ManualClock) -> None:
     await with_namespace(store, "few")
     await with_timers(store, *(ended(f"t{n}", Status.COMPLETED) for n in range(300)))
     await with_timers(store, ended("a", Status.COMPLETED, namespace="few"), ended("b", Status.FAILED, namespace="few"))
     clock.advance(100)
     assert await store.purge(retention_ms=1, limit=50) == 50
-    if not isinstance(store, MemoryStore):  # which does not ask namespace by namespace
+    if not isinstance(store, MemoryStore):  # which does not query each namespace
         assert await store.tally("few") == dict.fromkeys(Status, 0)
     assert await store.purge(retention_ms=1, limit=1_000) == 302 - 50
     assert await everything(store) == {}
 
 
-async def test_old_timers_of_many_namespaces_go_in_one_purge(store, clock: ManualClock) -> None:
+@purge
+async def test_purge_covers_many_namespaces(store: Store, clock: ManualClock) -> None:
     names = [f"n{n}" for n in range(150)]
     for name in names:
         await with_namespace(store, name)
@@ -172,42 +190,42 @@ TEAM = Namespace(
     weight=7,
     revision=4,
     secrets=(
-        Secret(id="old", key=bytes(range(256)), created_at=1, expires_at=START),
-        Secret(id="new", key=b"\0\xff", created_at=2),
+        Secret(id="old", key=bytes(range(256)), created_at=Instant(1), expires_at=START),
+        Secret(id="new", key=b"\0\xff", created_at=Instant(2)),
     ),
 )
 
 
-async def by_name(store) -> dict[str, Namespace]:
+async def by_name(store: Store) -> dict[str, Namespace]:
     return {namespace.name: namespace for namespace in await store.namespaces()}
 
 
-async def test_the_default_namespace_is_there_from_the_start(store) -> None:
+async def test_default_namespace_exists_from_the_start(store: Store) -> None:
     assert await store.namespaces() == [Namespace(name="default", shards=store.shards, created_at=START)]
 
 
-async def test_a_namespace_comes_back_whole(store) -> None:
+async def test_namespace_is_read_as_written(store: Store) -> None:
     assert await store.put_namespace(TEAM) is None
     assert (await by_name(store))[TEAM.name] == TEAM
     assert set(await by_name(store)) == {"default", TEAM.name}
 
 
-async def test_a_taken_name_returns_the_namespace_that_has_it_and_leaves_it_alone(store) -> None:
+async def test_put_of_an_existing_name_returns_that_namespace_unchanged(store: Store) -> None:
     await store.put_namespace(TEAM)
     before = await by_name(store)
     assert await store.put_namespace(Namespace(name=TEAM.name, shards=1, created_at=START)) == TEAM
-    assert await store.put_namespace(Namespace(name="default", shards=1, created_at=0)) == before["default"]
+    assert await store.put_namespace(Namespace(name="default", shards=1, created_at=EPOCH)) == before["default"]
     assert await by_name(store) == before
 
 
-async def test_of_many_new_namespaces_of_one_name_one_wins(store) -> None:
+async def test_concurrent_namespaces_of_one_name_have_one_winner(store: Store) -> None:
     rivals = [Namespace(name="new", shards=n, created_at=START) for n in range(1, 9)]
     answers = await asyncio.gather(*(store.put_namespace(rival) for rival in rivals))
     winner = (await by_name(store))["new"]
     assert answers == [None if rival == winner else winner for rival in rivals]
 
 
-async def test_a_namespace_is_found_by_its_name(store) -> None:
+async def test_namespace_is_found_by_name(store: Store) -> None:
     assert await store.namespace(TEAM.name) is None
     await store.put_namespace(TEAM)
     assert await store.namespace(TEAM.name) == TEAM
@@ -215,19 +233,19 @@ async def test_a_namespace_is_found_by_its_name(store) -> None:
     assert await store.namespace(TEAM.name) == after
 
 
-async def test_no_more_namespaces_are_made_than_there_may_be(store) -> None:
+async def test_maximum_of_namespaces_is_enforced(store: Store) -> None:
     assert await store.put_namespace(TEAM, 2) is None
     another = Namespace(name="another", shards=1, created_at=START)
     for most in (2, 1):
         with pytest.raises(TooManyNamespaces, match=f"{most} namespaces"):
             await store.put_namespace(another, most)
-        assert await store.put_namespace(changed_to(TEAM), most) == TEAM  # what is there already stays as it is
+        assert await store.put_namespace(changed_to(TEAM), most) == TEAM  # an existing one is unchanged
     assert set(await by_name(store)) == {"default", TEAM.name}
     assert await store.put_namespace(another, 3) is None
     assert await store.put_namespace(Namespace(name="one more", shards=1, created_at=START)) is None
 
 
-async def test_who_asks_for_the_namespaces_again_sees_every_change(store) -> None:
+async def test_namespaces_returns_every_change(store: Store) -> None:
     for n in range(5):
         await store.put_namespace(Namespace(name=f"n{n}", shards=1, created_at=START))
         there = await by_name(store)
@@ -237,7 +255,7 @@ async def test_who_asks_for_the_namespaces_again_sees_every_change(store) -> Non
         assert await by_name(store) == there
 
 
-async def test_a_namespace_is_swapped_only_at_its_revision(store) -> None:
+async def test_namespace_is_swapped_only_at_its_revision(store: Store) -> None:
     await store.put_namespace(TEAM)
     after = changed_to(TEAM, paused=False, retention_ms=None, secrets=TEAM.secrets[1:], weight=2)
     assert await store.swap_namespace(after, changed_to(after)) is False
@@ -248,8 +266,8 @@ async def test_a_namespace_is_swapped_only_at_its_revision(store) -> None:
     assert set(await by_name(store)) == {"default", TEAM.name}
 
 
-async def test_a_namespace_that_looks_as_before_is_at_another_revision(store) -> None:
-    """Of two who read a namespace before it was paused and resumed, neither may write over that."""
+async def test_namespace_with_equal_settings_but_another_revision_is_not_swapped(store: Store) -> None:
+    """A writer that read the namespace before it was paused and resumed must not overwrite it."""
     await store.put_namespace(TEAM)
     again = await switch(store, await switch(store, TEAM, paused=False), paused=True)
     assert await store.swap_namespace(TEAM, changed_to(TEAM, retention_ms=1)) is False
@@ -257,12 +275,12 @@ async def test_a_namespace_that_looks_as_before_is_at_another_revision(store) ->
     assert msgspec.structs.replace(again, revision=TEAM.revision) == TEAM
 
 
-async def test_a_namespace_that_is_not_there_is_not_swapped(store) -> None:
+async def test_unknown_namespace_is_not_swapped(store: Store) -> None:
     assert await store.swap_namespace(TEAM, changed_to(TEAM)) is False
     assert set(await by_name(store)) == {"default"}
 
 
-async def test_of_many_swaps_of_a_namespace_one_wins(store) -> None:
+async def test_concurrent_namespace_swaps_have_one_winner(store: Store) -> None:
     [default] = await store.namespaces()
     rivals = [changed_to(default, retention_ms=n) for n in range(1, 9)]
     won = await asyncio.gather(*(store.swap_namespace(default, rival) for rival in rivals))
@@ -270,7 +288,7 @@ async def test_of_many_swaps_of_a_namespace_one_wins(store) -> None:
     assert await store.namespaces() == [rivals[won.index(True)]]
 
 
-async def test_namespaces_survive_reopening(store, reopened) -> None:
+async def test_namespaces_survive_reopening(store: Store, reopened: Reopen) -> None:
     await store.put_namespace(TEAM)
     before = await by_name(store)
     again = await reopened(store)
@@ -280,10 +298,10 @@ async def test_namespaces_survive_reopening(store, reopened) -> None:
         await again.close()
 
 
-# The rest of the port.
+# Other methods of the port.
 
 
-async def test_a_store_that_works_can_be_read_and_has_not_failed(store) -> None:
+async def test_working_store_pings_and_has_not_failed(store: Store) -> None:
     await store.ping()
     failure = asyncio.ensure_future(store.failure())
     await store.put(timer())

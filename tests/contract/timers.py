@@ -1,4 +1,4 @@
-"""Timers to test with, and the few steps that most tests begin with."""
+"""Timers for tests, and common first steps of tests."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import count
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from duetime import lifecycle
+from duetime.instants import FireAt, Instant
 from duetime.model import (
     ABSENT,
     Attempt,
@@ -30,7 +32,7 @@ from duetime.model import (
     lane_of,
     replace,
 )
-from duetime.store import Portion, Query, Store
+from duetime.store import Order, Portion, Query, Store
 from tests.clocks import START
 
 ALICE, BOB, CAROL = b"alice".ljust(16, b"."), b"bob".ljust(16, b"."), b"carol".ljust(16, b".")
@@ -44,14 +46,14 @@ BROKEN = Outcome(kind=OutcomeKind.ANSWERED, status=500, error='HTTP 500: odd «t
 _revisions = count(1 << 40, 1000)
 
 
-def definition(payload: Raw = ABSENT, **changes: object) -> Definition:
+def definition(payload: Raw = ABSENT, **changes: Any) -> Definition:
     return Definition(target=HttpTarget(url="https://example.org/due"), payload=payload, **changes)
 
 
-def timer(id: str = "a", *, at: int = START, namespace: str = "default", shard: int = 0, **changes: object) -> Timer:
-    """A pending timer of a revision that no other has, due at ``at``."""
+def timer(id: str = "a", *, at: int = START, namespace: str = "default", shard: int = 0, **changes: Any) -> Timer:
+    """A pending timer due at ``at``, with a unique revision."""
     revision = next(_revisions)
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "definition": definition(),
         "execute_at": at,
         "fire_at": at,
@@ -78,6 +80,7 @@ FULL = timer(
             backoff_multiplier=1.1,
             max_interval_ms=9,
             jitter=False,
+            give_up_on=(404, 410),
         ),
         timeout_ms=1234,
         body=BodyFormat.EVENT,
@@ -101,13 +104,13 @@ FULL = timer(
     version=3,
     attempts=(Attempt(1, START - 5, 4, OutcomeKind.ANSWERED, 500, "HTTP 500", "«oops»\n", 7),),
 )
-"""A timer that could not be, but that leaves no field to chance."""
+"""An artificial timer that sets every field."""
 
 PLAIN = timer("no optional field has a value", definition=Definition(target=NatsTarget(subject="a.b")))
 
 
-def changed(timer: Timer, **changes: object) -> Timer:
-    """The same timer with some fields changed and the revision left alone."""
+def changed(timer: Timer, **changes: Any) -> Timer:
+    """The same timer with some fields changed and the same revision."""
     return msgspec.structs.replace(timer, **changes)
 
 
@@ -121,17 +124,17 @@ def touched(timer: Timer) -> Timer:
     return replace(timer, updated_at=timer.updated_at + 1)
 
 
-def completed(timer: Timer, now: int = START) -> Timer:
+def completed(timer: Timer, now: Instant = START) -> Timer:
     return lifecycle.settle(timer, DELIVERED, sent_at=now, now=now, uniform=lambda low, high: high)
 
 
-def ended(id: str, status: Status, *, at: int = START, **changes: object) -> Timer:
+def ended(id: str, status: Status, *, at: int = START, **changes: Any) -> Timer:
     """A timer that became final at ``at``."""
     return timer(id, status=status, updated_at=at, executed_at=at, **changes)
 
 
 def spread(number: int, *, at: int = START, step_ms: int = 1, shards: int = 8, prefix: str = "t") -> list[Timer]:
-    """Timers one after the other in time, round robin over the shards."""
+    """Timers one after another in time, round robin over the shards."""
     return [timer(f"{prefix}{n}", at=at + n * step_ms, shard=n % shards) for n in range(number)]
 
 
@@ -141,11 +144,11 @@ OLD_IDS = (
     "01A1E332-1E2E-4B02-A550-950F2B9FE475",
     "01a1e332-1e2e-4b02-a550-950f2b9fe47",
 )
-"""Ids of timers in a database from before keys began like ids: plain, a UUID in either case, and nearly one."""
+"""Ids of timers in a database from before keys started like ids: plain, UUIDs in either case, and almost a UUID."""
 
 
 def old_key(timer: Timer) -> bytes:
-    """The key that such a timer had: the hash alone."""
+    """The key that such a timer had: only the hash."""
     return blake2b(f"{timer.namespace}\0{timer.id}".encode(), digest_size=16, person=b"duetime-timer").digest()
 
 
@@ -169,11 +172,11 @@ OLD_TARGETS: tuple[Target, ...] = (
     ),
     NatsTarget(subject="due.now", headers={"url": "http://example.org"}),
 )
-"""Targets of timers in a database from before there were lanes, some of which share a lane."""
+"""Targets of timers in a database from before lanes existed; some share a lane."""
 
 
 def in_old_lanes(at: int = START - 1) -> list[Timer]:
-    """A timer for each of those targets, with a payload that databases can't parse as JSON."""
+    """A timer for each of these targets, with a payload that databases can't parse as JSON."""
     definitions = (Definition(target=target, payload=Raw(rb'{"nul": "\u0000"}')) for target in OLD_TARGETS)
     return [timer(f"t{n}", at=at, shard=n % 8, definition=each) for n, each in enumerate(definitions)]
 
@@ -183,14 +186,14 @@ def ids(timers: Sequence[Timer]) -> list[str]:
 
 
 def as_new(timer: Timer) -> Timer:
-    """The timer before anything happened to it, already at its revision."""
+    """The timer as it was created, but with its current revision."""
     return Timer(
         namespace=timer.namespace,
         id=timer.id,
         shard=timer.shard,
         definition=timer.definition,
         execute_at=timer.execute_at,
-        fire_at=timer.execute_at,
+        fire_at=FireAt(timer.execute_at),
         created_at=timer.created_at,
         updated_at=timer.created_at,
         revision=timer.revision,
@@ -201,33 +204,40 @@ def as_new(timer: Timer) -> Timer:
 
 
 async def with_timers(store: Store, *timers: Timer) -> None:
-    """Have these timers in the store, whatever has happened to them."""
+    """Put these timers into the store, in whatever state."""
     new = [as_new(timer) for timer in timers]
     assert await store.put_many(new) == [None] * len(timers)
     changes = [(before, after) for before, after in zip(new, timers, strict=True) if before != after]
     assert all(await asyncio.gather(*(store.swap(before, after) for before, after in changes)))
 
 
-async def with_namespace(store: Store, name: str, **fields: object) -> Namespace:
+async def existing(store: Store, id: str) -> Timer:
+    """The timer with this id, which must exist."""
+    timer = await store.get("default", id)
+    assert timer is not None, f"{id} does not exist"
+    return timer
+
+
+async def with_namespace(store: Store, name: str, **fields: Any) -> Namespace:
     namespace = Namespace(name=name, shards=store.shards, created_at=START, **fields)
     assert await store.put_namespace(namespace) is None
     return namespace
 
 
-def changed_to(namespace: Namespace, **changes: object) -> Namespace:
-    """The namespace after a change, at its next revision."""
+def changed_to(namespace: Namespace, **changes: Any) -> Namespace:
+    """The namespace after a change, with its next revision."""
     return msgspec.structs.replace(namespace, revision=namespace.revision + 1, **changes)
 
 
-async def switch(store: Store, namespace: Namespace, **changes: object) -> Namespace:
-    """Change the namespace in the store, and return it as it is then."""
+async def switch(store: Store, namespace: Namespace, **changes: Any) -> Namespace:
+    """Change the namespace in the store and return it."""
     after = changed_to(namespace, **changes)
     assert await store.swap_namespace(namespace, after)
     return after
 
 
 async def holding(store: Store, owner_id: bytes = ALICE, *shards: int) -> dict[int, int]:
-    """Have the owner claim these shards, or all."""
+    """Claim these shards, or all, for the owner."""
     wanted = shards or range(store.shards)
     held = await store.claim(owner_id, wanted, LEASE_MS)
     assert set(held) == set(wanted)
@@ -235,16 +245,18 @@ async def holding(store: Store, owner_id: bytes = ALICE, *shards: int) -> dict[i
 
 
 async def everything(store: Store) -> dict[tuple[str, str], Timer]:
-    """Every timer of the store."""
+    """Every timer in the store, newest first in each namespace."""
+    if Order.NEWEST not in store.abilities.orders:
+        return {(t.namespace, t.id): t for t in await store.all_timers()}  # type: ignore[attr-defined]
     pages = await asyncio.gather(
-        *(store.find(Query(namespace=n.name, limit=EVERYTHING)) for n in await store.namespaces())
+        *(store.page_by_offset(Query(namespace=n.name, limit=EVERYTHING)) for n in await store.namespaces())
     )
     return {(t.namespace, t.id): t for page in pages for t in page}
 
 
 async def assert_old_lanes_fire(store: Store, paused: Namespace, final: Timer) -> None:
-    """What ``in_old_lanes`` made is begun by lane, and so are five timers each of two namespaces, of which one is still
-    paused; and a final timer that is replayed."""
+    """Assert that the timers of ``in_old_lanes`` begin by lane, as do five timers each of two namespaces, one of which
+    is still paused, and a replayed final timer."""
     old = in_old_lanes()
     held = await holding(store)
     found = {lane.lane: lane for lane in (await store.lanes(START)).lanes}

@@ -1,4 +1,4 @@
-"""A receiver on loopback that a test scripts byte by byte, and a loop that lets nothing pass unseen."""
+"""A receiver on loopback that a test scripts byte by byte, and an event loop that fails a test on unhandled errors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
+from duetime.instants import Instant
+
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 30.0
-"""How long a test waits for what must happen. Reached only by a failing test."""
+"""The timeout of tests; only failing tests reach it."""
 
 
 class Line:
@@ -33,7 +35,7 @@ class Line:
         self._unread = b""
 
     async def request(self) -> bytes:
-        """The next whole request, head and body."""
+        """The next complete request, head and body."""
         while b"\r\n\r\n" not in self._unread:
             await self._more()
         head, _, _ = self._unread.partition(b"\r\n\r\n")
@@ -54,7 +56,7 @@ class Line:
         self._unread += data
 
     async def send(self, *pieces: bytes) -> None:
-        """Each piece arrives by itself."""
+        """Send pieces so that each arrives separately."""
         for index, piece in enumerate(pieces):
             if index:
                 await asyncio.sleep(0.002)
@@ -66,7 +68,7 @@ class Line:
         return request
 
     async def closed(self) -> None:
-        """Returns when the client has closed the connection, whatever else it sends before that."""
+        """Wait until the client has closed the connection, ignoring what it sends before that."""
         try:
             while await self._loop.sock_recv(self._sock, 65536):
                 pass
@@ -172,8 +174,8 @@ def peer_fixture() -> type[Peer]:
 
 
 @pytest.fixture(scope="package", autouse=True)
-def _what_was_there_before_is_not_looked_at() -> Iterator[None]:
-    """Every test collects garbage, to hear what was never awaited or closed; this makes that cheap."""
+def _frozen_garbage() -> Iterator[None]:
+    """Every test runs GC to find what was never awaited or closed; this makes that cheap."""
     gc.collect()
     gc.freeze()
     yield
@@ -189,14 +191,14 @@ def _asyncio_logs_nothing(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 class Clock:
-    """Stands still until it is told otherwise."""
+    """A clock that moves only by hand."""
 
     def __init__(self) -> None:
         self.ms = 1_700_000_000_000
         self.seconds = 1000.0
 
-    def now(self) -> int:
-        return self.ms
+    def now(self) -> Instant:
+        return Instant(self.ms)
 
     def monotonic(self) -> float:
         return self.seconds
@@ -207,7 +209,7 @@ class Clock:
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """The process can open nothing until something of it is closed."""
+    """Use up all file descriptors of the process until the block ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
@@ -234,7 +236,7 @@ def clock() -> Clock:
 
 
 class Certificates:
-    """A certificate authority of our own, and what it has signed."""
+    """Our own certificate authority, and the certificates that it has signed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

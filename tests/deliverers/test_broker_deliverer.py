@@ -1,4 +1,4 @@
-"""One publish per attempt, and what does not reach the broker spends nothing."""
+"""The broker deliverer: one publish per attempt, and an attempt that does not reach the broker does not count."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from duetime.deliverers import broker as module
 from duetime.deliverers.broker import BrokerDeliverer
 from duetime.errors import InvalidInput
 from duetime.model import BodyFormat, Definition, HttpTarget, NatsTarget, Outcome, OutcomeKind, Target, Timer, Unsent
+from tests.clocks import all_at
 
 TARGET = NatsTarget(subject="a.b", headers={"x": "y"})
 
@@ -32,7 +33,7 @@ class FakeBroker:
 
 def deliver(broker: Any, clock: Any, target: Target = TARGET) -> Outcome:
     definition = Definition(target=target)
-    timer = Timer("default", "t-1", 0, definition, 1, 1, 1, 1, revision=9, firing=7, attempt=2)
+    timer = Timer("default", "t-1", 0, definition, *all_at(1), revision=9, firing=7, attempt=2)
     return asyncio.run(BrokerDeliverer(broker, clock).deliver(timer, 10_000))
 
 
@@ -41,7 +42,7 @@ def logged_errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.exc_info[0].__name__ for record in records if record.exc_info and record.exc_info[0]]
 
 
-def test_a_publish_has_the_delivery_id(clock: Any) -> None:
+def test_a_publish_uses_the_delivery_id_as_message_id(clock: Any) -> None:
     _: Deliverer = BrokerDeliverer(None, clock)
     broker = FakeBroker()
     assert deliver(broker, clock) == Outcome(kind=OutcomeKind.ANSWERED)
@@ -50,21 +51,21 @@ def test_a_publish_has_the_delivery_id(clock: Any) -> None:
     assert len(id) == 36
 
 
-def test_without_a_broker_nothing_is_spent(clock: Any) -> None:
-    outcome = deliver(FakeBroker(BrokerAway("the broker is away")), clock)
-    assert outcome == Outcome(kind=OutcomeKind.UNSENT, cause=Unsent.BROKER, error="the broker is away")
+def test_without_a_broker_the_attempt_does_not_count(clock: Any) -> None:
+    outcome = deliver(FakeBroker(BrokerAway("the broker is not connected")), clock)
+    assert outcome == Outcome(kind=OutcomeKind.UNSENT, cause=Unsent.BROKER, error="the broker is not connected")
     outcome = deliver(None, clock)
     assert (outcome.kind, outcome.cause) == (OutcomeKind.UNSENT, Unsent.BROKER)
     with pytest.raises(InvalidInput, match="TIMER_BROKER_URL"):
         asyncio.run(BrokerDeliverer(None, clock).check(TARGET))
 
 
-def test_what_the_broker_says_counts(clock: Any) -> None:
+def test_errors_of_the_broker_become_outcomes(clock: Any) -> None:
     assert deliver(FakeBroker(BrokerTimeout("late")), clock) == Outcome(kind=OutcomeKind.TIMED_OUT, error="late")
     assert deliver(FakeBroker(BrokerError("no stream")), clock) == Outcome(kind=OutcomeKind.REFUSED, error="no stream")
 
 
-def test_an_internal_error_before_the_publish_spends_nothing(
+def test_an_internal_error_before_the_publish_does_not_count(
     clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def body_of(*_: object) -> bytes:
@@ -115,12 +116,12 @@ STEERING = [
 
 def attempt(broker: FakeBroker, clock: Any, target: NatsTarget, body: BodyFormat = BodyFormat.ENVELOPE) -> Outcome:
     definition = Definition(target=target, body=body)
-    timer = Timer("default", "t-1", 0, definition, 1, 1, 1, 1, revision=9, firing=7, attempt=1)
+    timer = Timer("default", "t-1", 0, definition, *all_at(1), revision=9, firing=7, attempt=1)
     return asyncio.run(BrokerDeliverer(broker, clock, **OURS).deliver(timer, 10_000))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("subject", CLOSED)
-def test_own_subjects_are_closed_at_creation_and_for_timers_from_before(clock: Any, subject: str) -> None:
+def test_own_subjects_are_rejected_at_creation_and_for_older_timers(clock: Any, subject: str) -> None:
     broker, target = FakeBroker(), NatsTarget(subject=subject)
     with pytest.raises(InvalidInput, match=r"^callback_subject must not be one of"):
         asyncio.run(BrokerDeliverer(broker, clock, **OURS).check(target))  # type: ignore[arg-type]
@@ -131,13 +132,13 @@ def test_own_subjects_are_closed_at_creation_and_for_timers_from_before(clock: A
 
 
 @pytest.mark.parametrize("subject", OPEN)
-def test_other_subjects_are_open(clock: Any, subject: str) -> None:
+def test_other_subjects_are_allowed(clock: Any, subject: str) -> None:
     broker, target = FakeBroker(), NatsTarget(subject=subject)
     asyncio.run(BrokerDeliverer(broker, clock, **OURS).check(target))  # type: ignore[arg-type]
     assert attempt(broker, clock, target).kind is OutcomeKind.ANSWERED
 
 
-def test_our_own_events_go_to_their_subject_and_to_no_other_of_ours(clock: Any) -> None:
+def test_our_events_go_only_to_the_subject_of_events(clock: Any) -> None:
     broker = FakeBroker()
     assert attempt(broker, clock, NatsTarget(subject="due.events.a"), BodyFormat.EVENT).kind is OutcomeKind.ANSWERED
     assert len(broker.published) == 1
@@ -146,7 +147,7 @@ def test_our_own_events_go_to_their_subject_and_to_no_other_of_ours(clock: Any) 
 
 
 @pytest.mark.parametrize("header", STEERING)
-def test_headers_that_steer_the_broker_are_refused_for_timers_from_before(clock: Any, header: str) -> None:
+def test_headers_that_control_the_broker_are_rejected_for_older_timers(clock: Any, header: str) -> None:
     broker = FakeBroker()
     outcome = attempt(broker, clock, NatsTarget(subject="a.b", headers={"x": "y", header: "sub"}))
     assert (outcome.kind, outcome.final) == (OutcomeKind.REFUSED, True)

@@ -14,7 +14,7 @@ import uvloop
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from duetime import writing
+from duetime import batched_writes
 from duetime.deliverers import client as module
 from duetime.deliverers.client import HttpClient
 from duetime.deliverers.connection import Answer, Connection, Unreachable
@@ -47,7 +47,7 @@ def pieces_of(data: bytes) -> list[bytes]:
 
 @pytest.fixture
 def one(run: Callable[..., Any], Peer: Any) -> Callable[..., Answer]:
-    """The answer to one request whose receiver sends these pieces, then closes or waits to be closed."""
+    """The response to one request whose receiver sends these pieces, then closes or waits for the close."""
 
     def one(*pieces: bytes, close: bool = False, reset: bool = False) -> Answer:
         async def script(line: Any) -> None:
@@ -73,10 +73,10 @@ def one(run: Callable[..., Any], Peer: Any) -> Callable[..., Answer]:
     return one
 
 
-# How an answer is read.
+# Parsing responses.
 
 
-def test_an_answer_with_a_length(one: Callable[..., Answer]) -> None:
+def test_response_with_a_content_length_is_read(one: Callable[..., Answer]) -> None:
     whole = b"HTTP/1.1 503 Busy\r\nServer: x\r\nretry-AFTER: 120\r\ncontent-length: 5\r\n\r\nlater"
     assert one(whole) == Answer(503, "120", b"later")
     assert one(*pieces_of(whole)) == Answer(503, "120", b"later")
@@ -88,33 +88,33 @@ CHUNKED = (
 )
 
 
-def test_chunks_in_odd_pieces_with_extensions_and_trailers(one: Callable[..., Answer]) -> None:
+def test_chunked_response_in_odd_pieces_with_extensions_and_trailers(one: Callable[..., Answer]) -> None:
     expected = Answer(200, None, b"hello 0123456789")
     assert one(CHUNKED) == expected
     assert one(*pieces_of(CHUNKED)) == expected
     assert one(CHUNKED[:85], CHUNKED[85:110], CHUNKED[110:111], CHUNKED[111:]) == expected
 
 
-def test_a_body_without_a_frame_ends_with_the_connection(one: Callable[..., Answer]) -> None:
+def test_an_unframed_body_ends_with_the_connection(one: Callable[..., Answer]) -> None:
     assert one(b"HTTP/1.1 200 OK\r\n\r\n", b"so ", b"far", close=True) == Answer(200, None, b"so far")
     assert one(b"HTTP/1.0 200 OK\r\nRetry-After: 1\r\n\r\n", close=True) == Answer(200, "1", b"")
     assert one(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nzz", close=True) == Answer(200, None, b"zz")
 
 
-def test_a_body_without_a_frame_that_breaks_off_is_no_answer(one: Callable[..., Answer]) -> None:
-    with pytest.raises(Unreachable, match="reset by peer before the answer was complete"):
+def test_an_unframed_body_that_ends_with_a_reset_is_an_error(one: Callable[..., Answer]) -> None:
+    with pytest.raises(Unreachable, match="reset by peer before the response was complete"):
         one(b"HTTP/1.1 200 OK\r\n\r\nso far", reset=True)
 
 
 @pytest.mark.parametrize("status", [204, 304])
 @pytest.mark.parametrize("length", [b"", b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"])
-def test_some_answers_have_no_body_whatever_they_announce(
+def test_some_responses_have_no_body_whatever_their_headers_say(
     one: Callable[..., Answer], status: int, length: bytes
 ) -> None:
     assert one(b"HTTP/1.1 %d X\r\n%b\r\n" % (status, length)) == Answer(status, None, b"")
 
 
-def test_answers_that_only_announce_the_answer_are_skipped(one: Callable[..., Answer]) -> None:
+def test_informational_responses_are_skipped(one: Callable[..., Answer]) -> None:
     whole = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: </x>\r\nRetry-After: 7\r\n\r\n" + OK
     assert one(whole) == Answer(200, None, b"ok")
     assert one(*pieces_of(whole)) == Answer(200, None, b"ok")
@@ -135,10 +135,10 @@ def test_answers_that_only_announce_the_answer_are_skipped(one: Callable[..., An
     ],
 )
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_connection_that_closes_early_brings_no_answer(
+def test_a_connection_that_closes_early_is_an_error(
     one: Callable[..., Answer], pieces: list[bytes], reset: bool
 ) -> None:
-    with pytest.raises(Unreachable, match="before the answer"):
+    with pytest.raises(Unreachable, match="before the response"):
         one(*pieces, close=True, reset=reset)
 
 
@@ -158,13 +158,13 @@ def test_a_connection_that_closes_early_brings_no_answer(
         b"HTTP/1.1 101 Switch\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\nPRI",
     ],
 )
-def test_what_is_not_http_is_no_answer(one: Callable[..., Answer], answer: bytes) -> None:
-    with pytest.raises(Unreachable, match="malformed answer"):
+def test_a_response_that_is_not_http_is_an_error(one: Callable[..., Answer], answer: bytes) -> None:
+    with pytest.raises(Unreachable, match="malformed response"):
         one(answer)
 
 
 class Transport:
-    """One that exists only in memory, so that every piece is one read."""
+    """A connection that exists only in memory, so that every piece is one read."""
 
     closed = False
 
@@ -185,7 +185,7 @@ class Transport:
 
 @settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, len(CHUNKED) + 60), max_size=12), before=st.booleans())
-def test_no_way_to_cut_an_answer_changes_it(cuts: list[int], before: bool) -> None:
+def test_splitting_a_response_anywhere_does_not_change_it(cuts: list[int], before: bool) -> None:
     whole = (b"HTTP/1.1 103 Early\r\n\r\n" if before else b"") + CHUNKED
     points = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
 
@@ -208,7 +208,7 @@ def test_no_way_to_cut_an_answer_changes_it(cuts: list[int], before: bool) -> No
 # Limits.
 
 
-def test_headers_have_a_limit(one: Callable[..., Answer]) -> None:
+def test_response_headers_have_a_limit(one: Callable[..., Answer]) -> None:
     few = b"HTTP/1.1 200 OK\r\n" + b"X-Pad: %b\r\n" % (b"x" * 1000) * 60 + b"Content-Length: 2\r\n\r\nok"
     assert one(few).body == b"ok"
     many = b"HTTP/1.1 200 OK\r\n" + b"X-Pad: %b\r\n" % (b"x" * 1000) * 70 + b"Content-Length: 2\r\n\r\nok"
@@ -222,11 +222,11 @@ def test_headers_have_a_limit(one: Callable[..., Answer]) -> None:
         one(b"HTTP/1.1 200 " + b"x" * 70_000)
 
 
-def test_what_surrounds_a_body_has_a_limit_too(one: Callable[..., Answer]) -> None:
+def test_bytes_around_a_body_have_a_limit(one: Callable[..., Answer]) -> None:
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with pytest.raises(Unreachable, match="malformed answer"):
+    with pytest.raises(Unreachable, match="malformed response"):
         one(head, b"1;" + b"x" * 600_000, b"x" * 600_000)
-    with pytest.raises(Unreachable, match="malformed answer"):
+    with pytest.raises(Unreachable, match="malformed response"):
         one(head, b"0\r\n", b"X-Trailer: %b\r\n" % (b"x" * 1000) * 80)
 
 
@@ -239,7 +239,7 @@ def test_what_surrounds_a_body_has_a_limit_too(one: Callable[..., Answer]) -> No
         [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *[b"4000\r\n" + b"a" * 0x4000 + b"\r\n"] * 6],
     ],
 )
-def test_the_first_64_kib_of_a_body_are_kept_and_the_rest_is_not_waited_for(
+def test_a_body_is_cut_at_64_kib_without_waiting_for_the_rest(
     run: Callable[..., Any], Peer: Any, pieces: list[bytes]
 ) -> None:
     async def script(line: Any) -> None:
@@ -261,7 +261,7 @@ def test_the_first_64_kib_of_a_body_are_kept_and_the_rest_is_not_waited_for(
     run(main())
 
 
-def test_a_body_of_exactly_64_kib_is_whole_and_keeps_the_connection(run: Callable[..., Any], Peer: Any) -> None:
+def test_a_body_of_exactly_64_kib_is_complete_and_keeps_the_connection(run: Callable[..., Any], Peer: Any) -> None:
     async def script(line: Any) -> None:
         await line.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 65536\r\n\r\n" + b"a" * 65_536)
         await line.answer(TWO)
@@ -276,7 +276,7 @@ def test_a_body_of_exactly_64_kib_is_whole_and_keeps_the_connection(run: Callabl
     run(main())
 
 
-# Which connections are kept.
+# Reuse of connections.
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_body_of_exactly_64_kib_is_whole_and_keeps_the_connection(run: Callabl
         b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok",
     ],
 )
-def test_a_connection_is_used_again(run: Callable[..., Any], Peer: Any, answer: bytes) -> None:
+def test_a_connection_is_reused(run: Callable[..., Any], Peer: Any, answer: bytes) -> None:
     async def script(line: Any) -> None:
         assert await line.answer(answer) == REQUEST
         assert await line.answer(TWO) == REQUEST
@@ -328,7 +328,7 @@ def test_a_connection_is_used_again(run: Callable[..., Any], Peer: Any, answer: 
         [b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 500 X\r\n\r\n"],
     ],
 )
-def test_a_connection_with_anything_odd_about_it_is_closed_and_never_used_again(
+def test_connection_with_an_unexpected_response_is_not_reused(
     run: Callable[..., Any], Peer: Any, pieces: list[bytes]
 ) -> None:
     async def first(line: Any) -> None:
@@ -371,7 +371,7 @@ MEANT = {
 @settings(deadline=None)
 @given(said=st.lists(st.tuples(st.sampled_from(list(MEANT)), st.integers(0, 60)), min_size=1, max_size=12))
 @example(said=[(OK, 0), (QUOTED, QUOTED.index(OK, 1)), (OK, 0)])
-def test_an_answer_means_the_same_after_any_others_and_in_any_two_pieces(said: list[tuple[bytes, int]]) -> None:
+def test_a_response_is_parsed_the_same_after_any_others_and_in_any_two_pieces(said: list[tuple[bytes, int]]) -> None:
     async def main() -> None:
         client = HttpClient()
         connection = Connection(client, ("127.0.0.1", 1, None), asyncio.get_running_loop())
@@ -391,7 +391,7 @@ def test_an_answer_means_the_same_after_any_others_and_in_any_two_pieces(said: l
 @pytest.mark.parametrize("answer", [OK, NOTHING, CHUNKS])
 @pytest.mark.parametrize("more", [b"H", OK])
 @pytest.mark.parametrize("apart", [False, True])
-def test_the_same_answer_once_more_with_something_behind_it_spoils_the_connection(
+def test_a_repeated_response_with_extra_bytes_closes_the_connection(
     run: Callable[..., Any], Peer: Any, answer: bytes, more: bytes, apart: bool
 ) -> None:
     async def first(line: Any) -> None:
@@ -417,9 +417,7 @@ def test_the_same_answer_once_more_with_something_behind_it_spoils_the_connectio
     run(main())
 
 
-def test_a_connection_that_ends_after_the_same_answer_came_twice_brings_no_third(
-    run: Callable[..., Any], Peer: Any
-) -> None:
+def test_a_connection_that_ends_after_two_equal_responses_gives_no_third(run: Callable[..., Any], Peer: Any) -> None:
     async def first(line: Any) -> None:
         await line.answer(NOTHING)
         await line.answer(NOTHING)
@@ -438,7 +436,7 @@ def test_a_connection_that_ends_after_the_same_answer_came_twice_brings_no_third
     run(main())
 
 
-def test_an_end_on_an_idle_connection_is_noticed(run: Callable[..., Any], Peer: Any) -> None:
+def test_a_closed_idle_connection_is_noticed(run: Callable[..., Any], Peer: Any) -> None:
     async def first(line: Any) -> None:
         await line.answer(OK)
         line.close()
@@ -458,9 +456,7 @@ def test_an_end_on_an_idle_connection_is_noticed(run: Callable[..., Any], Peer: 
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_kept_connection_that_closes_without_a_byte_is_replaced_once(
-    run: Callable[..., Any], Peer: Any, reset: bool
-) -> None:
+def test_a_stale_connection_is_replaced_once(run: Callable[..., Any], Peer: Any, reset: bool) -> None:
     seen: list[bytes] = []
 
     async def first(line: Any) -> None:
@@ -483,10 +479,10 @@ def test_a_kept_connection_that_closes_without_a_byte_is_replaced_once(
     assert seen == [REQUEST, REQUEST]
 
 
-def test_the_replacement_is_a_new_connection_and_not_replaced_again(run: Callable[..., Any], Peer: Any) -> None:
+def test_the_replacement_is_a_new_connection_and_is_not_replaced_again(run: Callable[..., Any], Peer: Any) -> None:
     async def kept(line: Any) -> None:
         await line.answer(OK)
-        with suppress(ConnectionError):  # the one that was not taken
+        with suppress(ConnectionError):  # the connection that was not used
             await line.request()
 
     async def fresh(line: Any) -> None:
@@ -497,7 +493,7 @@ def test_the_replacement_is_a_new_connection_and_not_replaced_again(run: Callabl
         async with Peer(kept, kept, fresh) as peer:
             await asyncio.gather(post(client, peer), post(client, peer))
             assert len(client._idle) == 2
-            with pytest.raises(Unreachable, match="closed before the answer"):
+            with pytest.raises(Unreachable, match="closed before the response"):
                 await post(client, peer)
             await client.close()
             assert peer.accepted == 3
@@ -505,8 +501,8 @@ def test_the_replacement_is_a_new_connection_and_not_replaced_again(run: Callabl
     run(main())
 
 
-def test_a_request_goes_out_on_one_kept_connection_at_most(run: Callable[..., Any], Peer: Any) -> None:
-    """A receiver that was restarted has closed all of them: it must not get the request once on each."""
+def test_a_request_uses_at_most_one_idle_connection(run: Callable[..., Any], Peer: Any) -> None:
+    """A receiver that was restarted has closed all of them: the request must not be sent on each."""
     on_kept, on_fresh = 0, 0
 
     async def kept(line: Any) -> None:
@@ -533,7 +529,7 @@ def test_a_request_goes_out_on_one_kept_connection_at_most(run: Callable[..., An
     run(main())
 
 
-def test_a_kept_connection_that_closes_after_a_byte_is_an_error(run: Callable[..., Any], Peer: Any) -> None:
+def test_a_reused_connection_that_closes_after_a_byte_is_an_error(run: Callable[..., Any], Peer: Any) -> None:
     async def script(line: Any) -> None:
         await line.answer(OK)
         await line.answer(b"H")
@@ -542,7 +538,7 @@ def test_a_kept_connection_that_closes_after_a_byte_is_an_error(run: Callable[..
         client = HttpClient()
         async with Peer(script) as peer:
             await post(client, peer)
-            with pytest.raises(Unreachable, match="before the answer was complete"):
+            with pytest.raises(Unreachable, match="before the response was complete"):
                 await post(client, peer)
             assert peer.accepted == 1
         await client.close()
@@ -550,7 +546,7 @@ def test_a_kept_connection_that_closes_after_a_byte_is_an_error(run: Callable[..
     run(main())
 
 
-def test_an_answer_before_the_whole_request_was_sent_spoils_the_connection(run: Callable[..., Any], Peer: Any) -> None:
+def test_a_response_before_the_whole_request_was_sent_closes_the_connection(run: Callable[..., Any], Peer: Any) -> None:
     large = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 30000000\r\n\r\n" + b"x" * 30_000_000
 
     async def first(line: Any) -> None:
@@ -570,7 +566,7 @@ def test_an_answer_before_the_whole_request_was_sent_spoils_the_connection(run: 
     run(main())
 
 
-def test_bytes_before_the_first_request_are_no_answer_to_it(run: Callable[..., Any], Peer: Any) -> None:
+def test_bytes_before_the_first_request_are_not_its_response(run: Callable[..., Any], Peer: Any) -> None:
     async def script(line: Any) -> None:
         await line.send(OK)
         await line.closed()
@@ -587,7 +583,7 @@ def test_bytes_before_the_first_request_are_no_answer_to_it(run: Callable[..., A
     run(main())
 
 
-def test_the_newest_is_used_first_and_the_oldest_goes_when_there_are_too_many(
+def test_the_newest_idle_connection_is_used_first_and_the_oldest_is_evicted(
     run: Callable[..., Any], Peer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def script(line: Any) -> None:
@@ -634,7 +630,7 @@ def test_an_idle_connection_is_closed_after_a_while(run: Callable[..., Any], Pee
     run(main())
 
 
-def test_connections_are_kept_apart_by_address(run: Callable[..., Any], Peer: Any) -> None:
+def test_connections_are_pooled_by_address(run: Callable[..., Any], Peer: Any) -> None:
     async def script(line: Any) -> None:
         await line.answer(OK)
         await line.closed()
@@ -645,18 +641,18 @@ def test_connections_are_kept_apart_by_address(run: Callable[..., Any], Peer: An
             url = url_of(peer)
             await client.request(url, ["127.0.0.1"], REQUEST)
             with pytest.raises(Unreachable):
-                await client.request(url, ["127.0.0.3"], REQUEST)  # nobody listens there, and no other will do
+                await client.request(url, ["127.0.0.3"], REQUEST)  # nothing listens there
             await client.request(url_of(other), ["127.0.0.2"], REQUEST)
             await client.close()
 
     run(main())
 
 
-@pytest.mark.parametrize("written_at_once", [3, writing.WRITES_AT_ONCE])
-def test_hundreds_at_once_each_get_their_own_answer(
+@pytest.mark.parametrize("written_at_once", [3, batched_writes.WRITES_AT_ONCE])
+def test_hundreds_of_concurrent_requests_each_get_their_own_response(
     run: Callable[..., Any], Peer: Any, monkeypatch: pytest.MonkeyPatch, written_at_once: int
 ) -> None:
-    monkeypatch.setattr(writing, "WRITES_AT_ONCE", written_at_once)
+    monkeypatch.setattr(batched_writes, "WRITES_AT_ONCE", written_at_once)
 
     async def script(line: Any) -> None:
         try:
@@ -685,15 +681,13 @@ def test_hundreds_at_once_each_get_their_own_answer(
     run(main())
 
 
-# Giving up.
+# Timeouts and cancellation.
 
 
 @pytest.mark.parametrize(
     "pieces", [[], [b"HTTP/1.1 200 OK\r\n"], [b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n", *[b"x"] * 300]]
 )
-def test_a_receiver_that_drips_is_cut_off_by_the_callers_limit(
-    run: Callable[..., Any], Peer: Any, pieces: list[bytes]
-) -> None:
+def test_a_slow_trickling_response_times_out(run: Callable[..., Any], Peer: Any, pieces: list[bytes]) -> None:
     async def script(line: Any) -> None:
         try:
             await line.answer(*pieces)
@@ -714,11 +708,11 @@ def test_a_receiver_that_drips_is_cut_off_by_the_callers_limit(
     run(main())
 
 
-def test_the_limit_of_a_request_ends_with_its_answer(run: Callable[..., Any], Peer: Any) -> None:
+def test_the_timeout_of_a_request_ends_with_its_response(run: Callable[..., Any], Peer: Any) -> None:
     async def script(line: Any) -> None:
         await line.answer(OK)
         await line.request()
-        await asyncio.sleep(0.15)  # beyond the limit of the first
+        await asyncio.sleep(0.15)  # beyond the timeout of the first request
         await line.send(OK)
         await line.closed()
 
@@ -760,9 +754,7 @@ def test_a_canceled_request_closes_its_connection(run: Callable[..., Any], Peer:
     run(main())
 
 
-def test_a_request_canceled_just_after_its_answer_came_leaves_the_connection_to_the_next(
-    run: Callable[..., Any], Peer: Any
-) -> None:
+def test_canceling_a_request_just_after_its_response_keeps_the_connection(run: Callable[..., Any], Peer: Any) -> None:
     async def script(line: Any) -> None:
         await line.answer(OK)
         await line.answer(TWO)
@@ -774,7 +766,7 @@ def test_a_request_canceled_just_after_its_answer_came_leaves_the_connection_to_
             first = asyncio.create_task(post(client, peer))
             while not client._idle:  # noqa: ASYNC110 - in the very round in which it becomes true
                 await asyncio.sleep(0)
-            # The answer is here and the first request has not been told yet.
+            # The response has arrived, but the first request has not been resumed yet.
             assert not first.done()
             connection = client._take(peer.port, None, ["127.0.0.1"])
             assert connection is not None
@@ -789,7 +781,7 @@ def test_a_request_canceled_just_after_its_answer_came_leaves_the_connection_to_
 
 
 @pytest.mark.parametrize("rounds", range(6))
-def test_a_connect_that_is_canceled_leaves_nothing_open(run: Callable[..., Any], Peer: Any, rounds: int) -> None:
+def test_a_canceled_connect_leaves_nothing_open(run: Callable[..., Any], Peer: Any, rounds: int) -> None:
     async def script(line: Any) -> None:
         await line.closed()
 
@@ -803,14 +795,14 @@ def test_a_connect_that_is_canceled_leaves_nothing_open(run: Callable[..., Any],
             with pytest.raises(asyncio.CancelledError):
                 await task
             await until(lambda: not client._connections)
-            await asyncio.sleep(0.01)  # a connection that was made may not have been accepted yet
+            await asyncio.sleep(0.01)  # an open connection may not have been accepted yet
             await until(lambda: all(task.done() for task in peer._running))
         await client.close()
 
     run(main())
 
 
-def test_closing_the_client_ends_what_is_under_way(run: Callable[..., Any], Peer: Any) -> None:
+def test_closing_the_client_ends_requests_in_flight(run: Callable[..., Any], Peer: Any) -> None:
     arrived = []
 
     async def script(line: Any) -> None:
@@ -836,7 +828,7 @@ def test_closing_the_client_ends_what_is_under_way(run: Callable[..., Any], Peer
 # Connecting.
 
 
-def test_nobody_listens(run: Callable[..., Any]) -> None:
+def test_refused_connection_raises_unreachable(run: Callable[..., Any]) -> None:
     async def main() -> None:
         client = HttpClient()
         with socket.socket() as bound:
@@ -867,16 +859,17 @@ def test_addresses_are_tried_in_order(run: Callable[..., Any], Peer: Any) -> Non
     run(main())
 
 
-class Rerouted(uvloop.Loop):  # type: ignore[misc]
-    """A network that takes connections elsewhere than they were meant to go."""
+class Rerouted(uvloop.Loop):
+    """A network that connects to other addresses than requested."""
 
-    async def create_connection(self, *args: Any, host: str, **kwargs: Any) -> Any:
-        if host == "127.0.0.99":  # swallows packets
+    async def create_connection(self, *args: Any, host: str, **kwargs: Any) -> Any:  # type: ignore[override]
+        if host == "127.0.0.99":  # drops packets
             await asyncio.sleep(3600)
-        return await super().create_connection(*args, host="127.0.0.1", **kwargs)
+        connect: Any = super().create_connection
+        return await connect(*args, host="127.0.0.1", **kwargs)
 
 
-def test_a_connection_that_ended_up_elsewhere_is_not_spoken_to(run_in: Callable[..., Any], Peer: Any) -> None:
+def test_a_connection_to_another_address_is_not_used(run_in: Callable[..., Any], Peer: Any) -> None:
     async def script(line: Any) -> None:
         with pytest.raises(ConnectionError):
             await line.request()
@@ -891,7 +884,7 @@ def test_a_connection_that_ended_up_elsewhere_is_not_spoken_to(run_in: Callable[
     run_in(Rerouted, main())
 
 
-def test_an_address_that_swallows_packets_does_not_eat_the_time_of_the_next(
+def test_an_address_that_drops_packets_leaves_time_for_the_next(
     run_in: Callable[..., Any], Peer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CONNECT_SECONDS_MAX", 0.01)
@@ -929,7 +922,7 @@ def trusting(certificates: Any) -> ssl.SSLContext:
 def tls_requests(
     run: Callable[..., Any], certificate: Any, context: ssl.SSLContext | None, names: list[str]
 ) -> list[Answer | str]:
-    """What comes of a request to each name in turn; the receiver counts its connections in the answer's body."""
+    """The results of requests to each name in turn; the receiver counts its connections in the response's body."""
     connections = ended = 0
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -967,16 +960,16 @@ def tls_requests(
 def test_tls_checks_the_name_and_keeps_the_connection(run: Callable[..., Any], certificates: Any) -> None:
     certificate = certificates.issue("hooks.example")
     names = ["hooks.example", "hooks.example", "HOOKS.example."]
-    # The trailing dot is for the resolver; the certificate's name and the connection are the same.
+    # The trailing dot is only for the resolver: the certificate's name and the connection stay the same.
     assert tls_requests(run, certificate, trusting(certificates), names) == [Answer(200, None, b"1")] * 3
 
 
-def test_tls_to_an_address(run: Callable[..., Any], certificates: Any) -> None:
+def test_tls_accepts_a_certificate_for_an_address(run: Callable[..., Any], certificates: Any) -> None:
     certificate = certificates.issue("127.0.0.1")
     assert tls_requests(run, certificate, trusting(certificates), ["127.0.0.1"]) == [Answer(200, None, b"1")]
 
 
-def test_a_certificate_for_another_name_is_refused_also_when_a_good_connection_is_at_hand(
+def test_a_certificate_for_another_name_is_rejected_even_with_a_pooled_connection(
     run: Callable[..., Any], certificates: Any
 ) -> None:
     names = ["hooks.example", "other.example"]
@@ -986,18 +979,18 @@ def test_a_certificate_for_another_name_is_refused_also_when_a_good_connection_i
     assert bad.startswith("TLS: Hostname mismatch")
 
 
-def test_a_certificate_of_an_unknown_authority_is_refused(run: Callable[..., Any], certificates: Any) -> None:
+def test_a_certificate_of_an_unknown_authority_is_rejected(run: Callable[..., Any], certificates: Any) -> None:
     [result] = tls_requests(run, certificates.issue("hooks.example"), None, ["hooks.example"])
     assert isinstance(result, str)
     assert result.startswith("TLS: ")
 
 
-def test_a_certificate_that_has_expired_is_refused(run: Callable[..., Any], certificates: Any) -> None:
+def test_a_certificate_that_has_expired_is_rejected(run: Callable[..., Any], certificates: Any) -> None:
     certificate = certificates.issue("hooks.example", days=-1)
     assert tls_requests(run, certificate, trusting(certificates), ["hooks.example"]) == ["TLS: certificate has expired"]
 
 
-def test_a_receiver_that_does_not_speak_tls(run: Callable[..., Any], Peer: Any) -> None:
+def test_receiver_without_tls_is_an_error(run: Callable[..., Any], Peer: Any) -> None:
     async def plain(line: Any) -> None:
         await line.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await line.closed()
@@ -1016,7 +1009,7 @@ def test_a_receiver_that_does_not_speak_tls(run: Callable[..., Any], Peer: Any) 
     run(main())
 
 
-def test_a_handshake_that_hangs_is_cut_off_and_closed(run: Callable[..., Any], Peer: Any) -> None:
+def test_a_hanging_handshake_times_out_and_is_closed(run: Callable[..., Any], Peer: Any) -> None:
     async def script(line: Any) -> None:
         await line.closed()
 
@@ -1032,16 +1025,16 @@ def test_a_handshake_that_hangs_is_cut_off_and_closed(run: Callable[..., Any], P
     run(main())
 
 
-# Many at once.
+# Many concurrent requests.
 
 
 async def answering(line: Any) -> None:
-    with contextlib.suppress(ConnectionError):  # of a request that was given up
+    with contextlib.suppress(ConnectionError):  # of an abandoned request
         while True:
             await line.answer(OK)
 
 
-def test_hundreds_at_once_all_get_a_connection_of_their_own_when_nobody_answers(
+def test_hundreds_of_requests_each_get_a_connection_if_there_are_no_responses(
     run: Callable[..., Any], Peer: Any
 ) -> None:
     asked = 80
@@ -1052,7 +1045,7 @@ def test_hundreds_at_once_all_get_a_connection_of_their_own_when_nobody_answers(
 
         async def script(line: Any) -> None:
             nonlocal waiting
-            with contextlib.suppress(ConnectionError):  # of a request that was given up
+            with contextlib.suppress(ConnectionError):  # of an abandoned request
                 await line.request()
                 waiting += 1
                 await all_here.wait()
@@ -1062,7 +1055,7 @@ def test_hundreds_at_once_all_get_a_connection_of_their_own_when_nobody_answers(
         async with Peer(script, last_forever=True) as peer:
             requests = [asyncio.create_task(post(client, peer)) for _ in range(asked)]
             await asyncio.sleep(0)
-            for given_up in requests[1::3]:  # one that does not wait for its turn any more is in nobody's way
+            for given_up in requests[1::3]:  # an abandoned request must not block the others
                 given_up.cancel()
             left = [request for request in requests if not request.cancelling()]
             await until(lambda: waiting == len(left))
@@ -1074,7 +1067,7 @@ def test_hundreds_at_once_all_get_a_connection_of_their_own_when_nobody_answers(
     run(main())
 
 
-def test_after_some_at_once_others_get_their_turns_too(run: Callable[..., Any], Peer: Any) -> None:
+def test_later_requests_get_their_turns_to_connect_too(run: Callable[..., Any], Peer: Any) -> None:
     async def script(line: Any) -> None:
         await line.answer(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
 
@@ -1090,7 +1083,7 @@ def test_after_some_at_once_others_get_their_turns_too(run: Callable[..., Any], 
 
 
 @pytest.mark.parametrize("places", [1, module.CONNECTS_PER_ROUND])
-def test_hundreds_to_some_places_do_not_keep_another_from_its_turn(
+def test_hundreds_of_connects_to_some_hosts_do_not_delay_another_host(
     run: Callable[..., Any], Peer: Any, places: int
 ) -> None:
     came: list[str] = []
@@ -1123,7 +1116,7 @@ def test_hundreds_to_some_places_do_not_keep_another_from_its_turn(
     run(main())
 
 
-def test_more_places_than_a_round_has_turns_for_all_get_theirs(run: Callable[..., Any], Peer: Any) -> None:
+def test_more_hosts_than_connects_per_round_all_get_their_turns(run: Callable[..., Any], Peer: Any) -> None:
     async def main() -> None:
         client = HttpClient()
         async with Peer(answering, last_forever=True) as peer:
@@ -1139,7 +1132,7 @@ def test_more_places_than_a_round_has_turns_for_all_get_theirs(run: Callable[...
     run(main())
 
 
-def test_hundreds_at_once_share_connections_when_answers_come_soon(run: Callable[..., Any], Peer: Any) -> None:
+def test_hundreds_of_requests_share_connections_if_responses_come_soon(run: Callable[..., Any], Peer: Any) -> None:
     asked = 320
 
     async def main() -> None:

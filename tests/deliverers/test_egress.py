@@ -20,7 +20,7 @@ from duetime.urls import parse_url
 
 
 def addresses_of(*addresses: str) -> list[tuple[Any, ...]]:
-    """What getaddrinfo would return."""
+    """The entries that getaddrinfo would return."""
     return [
         (
             socket.AF_INET6 if ":" in a else socket.AF_INET,
@@ -35,7 +35,7 @@ def addresses_of(*addresses: str) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def dns(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Names and their addresses; a name that is not here does not resolve. Counts lookups under ``""``."""
+    """Names and their addresses; other names do not resolve. Counts lookups under ``""``."""
     names: dict[str, list[str]] = {"": []}
 
     def lookup(host: bytes, port: object, **_: object) -> list[tuple[Any, ...]]:
@@ -48,7 +48,7 @@ def dns(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     return names
 
 
-# The addresses.
+# Addresses.
 
 CLOSED = [
     "0.0.0.0",
@@ -103,34 +103,34 @@ OPEN += ["2606:4700:4700::1111", "2a00:1450:4001::1", "2001:200::1", "2001:4860:
 
 
 @pytest.mark.parametrize("address", CLOSED)
-def test_by_default_nothing_inside_is_open(address: str, clock: Any) -> None:
+def test_by_default_all_private_addresses_are_blocked(address: str, clock: Any) -> None:
     assert not Egress(clock).allowed(address)
 
 
 @pytest.mark.parametrize("address", OPEN)
-def test_the_public_internet_is_open(address: str, clock: Any) -> None:
+def test_public_addresses_are_allowed(address: str, clock: Any) -> None:
     assert Egress(clock).allowed(address)
     assert Egress(clock, allow_loopback=True).allowed(address)
     assert Egress(clock, allow=["10.0.0.0/8"]).allowed(address)
 
 
-def test_what_is_not_an_address_is_closed_even_when_all_is_open(clock: Any) -> None:
+def test_invalid_addresses_are_blocked_even_if_everything_is_allowed(clock: Any) -> None:
     for text in ("", "localhost", "127.1", "0x7f.1", "1.2.3.4/32", "[::1]", "2130706433"):
         assert not Egress(clock, allow_all=True).allowed(text)
 
 
-def test_everything_can_be_opened(clock: Any) -> None:
+def test_everything_can_be_allowed(clock: Any) -> None:
     egress = Egress(clock, allow_all=True)
     assert all(egress.allowed(address) for address in CLOSED)
 
 
-def test_loopback_alone_can_be_opened(clock: Any) -> None:
+def test_loopback_alone_can_be_allowed(clock: Any) -> None:
     egress = Egress(clock, allow_loopback=True)
     opened = [address for address in CLOSED if egress.allowed(address)]
     assert opened == ["127.0.0.1", "127.255.255.254", "::1", "::ffff:127.0.0.1"]
 
 
-def test_a_list_opens_what_it_names_in_every_spelling_and_no_more(clock: Any) -> None:
+def test_a_list_allows_exactly_its_networks_in_every_notation(clock: Any) -> None:
     egress = Egress(clock, allow=["10.0.0.0/8", " fd00:ec2::/32", "192.168.1.1"])
     opened = [address for address in CLOSED if egress.allowed(address)]
     assert opened == ["10.0.0.5", "192.168.1.1", "fd00:ec2::254"]
@@ -138,29 +138,33 @@ def test_a_list_opens_what_it_names_in_every_spelling_and_no_more(clock: Any) ->
     assert not egress.allowed("::ffff:192.168.1.2")
 
 
-def test_a_bad_list_stops_the_start(clock: Any) -> None:
+def test_an_invalid_list_is_a_settings_error(clock: Any) -> None:
     with pytest.raises(SettingsError, match="DUETIME_ALLOW_PRIVATE_TARGETS"):
         Egress(clock, allow=["10.0.0.0/33"])
 
 
-def test_a_refusal_says_what_opens_it(clock: Any) -> None:
-    said = r"^points to a private address \(10\.0\.0\.5\); set DUETIME_ALLOW_PRIVATE_TARGETS to allow it$"
+def test_a_refusal_names_the_setting(clock: Any) -> None:
+    said = (
+        r"^points to a private address \(10\.0\.0\.5\); add its network to DUETIME_ALLOW_PRIVATE_TARGETS to allow it$"
+    )
     with pytest.raises(Refused, match=said):
         Egress(clock).check(parse_url("http://10.0.0.5/"))
     Egress(clock).check(parse_url("http://1.1.1.1/"))
-    Egress(clock).check(parse_url("http://localhost/"))  # a name is judged at each attempt
+    Egress(clock).check(parse_url("http://localhost/"))  # a name is checked at each attempt
 
 
 # Names.
 
 
-def test_literals_are_judged_without_a_lookup(run: Callable[..., Any], clock: Any, dns: dict[str, list[str]]) -> None:
+def test_literal_addresses_are_checked_without_a_lookup(
+    run: Callable[..., Any], clock: Any, dns: dict[str, list[str]]
+) -> None:
     async def main() -> None:
         egress = Egress(clock)
         assert await egress.resolve(parse_url("http://1.1.1.1/")) == ["1.1.1.1"]
         assert await egress.resolve(parse_url("http://[2606:4700::1]/")) == ["2606:4700::1"]
         for text in ("http://127.0.0.1/", "http://[::1]/", "http://[::ffff:7f00:1]/", "http://169.254.169.254/latest"):
-            for _ in range(2):  # the second time it is remembered
+            for _ in range(2):  # the second time it is cached
                 with pytest.raises(Refused):
                     await egress.resolve(parse_url(text))
         await egress.close()
@@ -182,18 +186,18 @@ def test_literals_are_judged_without_a_lookup(run: Callable[..., Any], clock: An
         [f"1.1.1.{n}" for n in range(1, 20)] + ["127.0.0.1"],
     ],
 )
-def test_one_closed_address_closes_the_name(
+def test_one_blocked_address_blocks_the_name(
     addresses: list[str],
     run: Callable[..., Any],
     clock: Any,
     dns: dict[str, list[str]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whatever the address is, the client is told the same, and the log has it."""
+    """The client gets the same message for any address; the log has the address."""
     dns["metadata.google.internal"] = addresses
     said = (
         "points to metadata.google.internal, which resolves to an address that is not public; "
-        "set DUETIME_ALLOW_PRIVATE_TARGETS to allow it"
+        "add its network to DUETIME_ALLOW_PRIVATE_TARGETS to allow it"
     )
 
     async def main() -> None:
@@ -228,7 +232,7 @@ def test_a_name_that_is_known_without_an_address_looks_like_an_unknown_one(
     run(main())
 
 
-def test_addresses_keep_their_order_lose_repeats_and_are_few(
+def test_addresses_keep_their_order_without_duplicates_up_to_a_limit(
     run: Callable[..., Any], clock: Any, dns: dict[str, list[str]]
 ) -> None:
     dns["example.com"] = ["2606:4700::1", "1.1.1.1", "2606:4700::1"]
@@ -243,7 +247,7 @@ def test_addresses_keep_their_order_lose_repeats_and_are_few(
     run(main())
 
 
-def test_a_name_is_judged_again_when_its_result_is_old(
+def test_a_name_is_resolved_again_when_its_result_expires(
     run: Callable[..., Any], clock: Any, dns: dict[str, list[str]]
 ) -> None:
     url = parse_url("http://rebind.example/")
@@ -255,7 +259,7 @@ def test_a_name_is_judged_again_when_its_result_is_old(
         dns["rebind.example"] = ["127.0.0.1"]
         clock.seconds += module.RESULT_SECONDS - 0.1
         assert egress.known(url) == ["1.1.1.1"]
-        assert await egress.resolve(url) == ["1.1.1.1"]  # and that one, not the new one, is connected to
+        assert await egress.resolve(url) == ["1.1.1.1"]  # the connection goes to this one, not to the new one
         clock.seconds += 0.2
         assert egress.known(url) is None
         with pytest.raises(Refused):
@@ -269,7 +273,7 @@ def test_a_name_is_judged_again_when_its_result_is_old(
     assert dns[""] == ["rebind.example"] * 3
 
 
-def test_a_name_without_an_address_is_not_an_error_of_ours(
+def test_a_name_without_an_address_is_not_an_internal_error(
     run: Callable[..., Any], clock: Any, dns: dict[str, list[str]]
 ) -> None:
     dns["empty.example"] = []
@@ -287,7 +291,7 @@ def test_a_name_without_an_address_is_not_an_error_of_ours(
     assert dns[""] == ["gone.example", "empty.example"]
 
 
-def test_callers_share_a_lookup_and_one_that_gives_up_leaves_it_to_the_others(
+def test_callers_share_a_lookup_which_survives_one_that_gives_up(
     run: Callable[..., Any], clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
@@ -317,9 +321,7 @@ def test_callers_share_a_lookup_and_one_that_gives_up_leaves_it_to_the_others(
     assert lookups == [b"slow.example"]
 
 
-def test_a_shortage_is_never_remembered_for_a_name(
-    run: Callable[..., Any], clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shortage_is_never_cached(run: Callable[..., Any], clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Any] = [OSError(errno.EMFILE, "Too many open files"), addresses_of("1.1.1.1")]
 
     def lookup(*_: object, **__: object) -> Any:
@@ -342,7 +344,7 @@ def test_a_shortage_is_never_remembered_for_a_name(
     run(main())
 
 
-def test_results_are_bounded(
+def test_the_cache_is_bounded(
     run: Callable[..., Any], clock: Any, dns: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RESULTS_MAX", 3)

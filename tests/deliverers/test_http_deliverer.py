@@ -21,7 +21,7 @@ from duetime.deliverers.connection import Connection
 from duetime.deliverers.deadlines import Deadlines
 from duetime.deliverers.egress import Egress
 from duetime.deliverers.http import HttpDeliverer
-from duetime.deliverers.signing import to_text
+from duetime.instants import EPOCH, CreatedAt, ExecuteAt, FireAt, Instant
 from duetime.model import (
     ABSENT,
     BodyFormat,
@@ -35,6 +35,7 @@ from duetime.model import (
     Timer,
     Unsent,
 )
+from duetime.secret_rotation import to_text
 from tests.simulation.world import Machine, VirtualLoop
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n" + b'{"ok":true}'
@@ -57,10 +58,10 @@ def timer_for(
         id=id,
         shard=0,
         definition=Definition(target=target, payload=payload, body=body),
-        execute_at=1_700_000_000_123,
-        fire_at=1_700_000_000_123,
-        created_at=1,
-        updated_at=1,
+        execute_at=ExecuteAt(1_700_000_000_123),
+        fire_at=FireAt(1_700_000_000_123),
+        created_at=CreatedAt(1),
+        updated_at=Instant(1),
         revision=9,
         firing=firing,
         attempt=attempt,
@@ -83,7 +84,7 @@ def taken_apart(request: bytes) -> tuple[str, dict[str, str], bytes]:
 
 @pytest.fixture
 def exchange(run: Callable[..., Any], Peer: Any, clock: Any) -> Callable[..., tuple[Outcome, bytes]]:
-    """What one delivery brought, and what the receiver saw."""
+    """The outcome of one delivery, and the request that the receiver saw."""
 
     def exchange(answer: bytes = OK, keys: Sequence[bytes] = (), **changes: Any) -> tuple[Outcome, bytes]:
         seen: list[bytes] = []
@@ -112,11 +113,11 @@ def exchange(run: Callable[..., Any], Peer: Any, clock: Any) -> Callable[..., tu
 # The request.
 
 
-def test_it_is_a_deliverer(clock: Any) -> None:
+def test_http_deliverer_implements_the_port(clock: Any) -> None:
     _: Deliverer = deliverer_for(clock)
 
 
-def test_the_request_line_and_headers(exchange: Callable[..., tuple[Outcome, bytes]]) -> None:
+def test_request_has_the_documented_line_and_headers(exchange: Callable[..., tuple[Outcome, bytes]]) -> None:
     outcome, request = exchange(payload=Raw(b'{"a": 1}'), attempt=3, headers={"X-Own": "yes"}, method="PUT")
     assert outcome == Outcome(kind=OutcomeKind.ANSWERED, status=200, body=b'{"ok":true}')
     line, headers, body = taken_apart(request)
@@ -138,7 +139,7 @@ def test_the_request_line_and_headers(exchange: Callable[..., tuple[Outcome, byt
     assert body == b'{"a": 1}'
 
 
-def test_attempts_of_a_firing_share_the_id_and_the_trace_and_have_spans_of_their_own(
+def test_attempts_of_a_firing_share_the_id_and_trace_and_have_their_own_spans(
     exchange: Callable[..., tuple[Outcome, bytes]],
 ) -> None:
     one, two, again, other = (
@@ -151,7 +152,7 @@ def test_attempts_of_a_firing_share_the_id_and_the_trace_and_have_spans_of_their
     assert spans[0][2] != spans[1][2] == spans[2][2]
 
 
-def test_a_timers_own_headers_replace_ours_where_that_is_harmless(
+def test_a_timers_headers_replace_ours_where_that_is_harmless(
     exchange: Callable[..., tuple[Outcome, bytes]],
 ) -> None:
     own = {"content-TYPE": "text/plain", "User-agent": "me", "Authorization": "Bearer ü"}
@@ -181,7 +182,7 @@ def test_a_timers_own_headers_replace_ours_where_that_is_harmless(
         {"": "a"},
     ],
 )
-def test_a_header_that_would_change_the_request_stops_it(
+def test_a_header_that_would_change_the_framing_is_rejected(
     run: Callable[..., Any], clock: Any, headers: dict[str, str]
 ) -> None:
     async def main() -> None:
@@ -203,17 +204,13 @@ def test_a_header_that_would_change_the_request_stops_it(
         ("a\r\nX: y", "default/a%0D%0AX:%20y"),
     ],
 )
-def test_the_timers_name_is_always_a_legal_header(
-    exchange: Callable[..., tuple[Outcome, bytes]], id: str, shown: str
-) -> None:
+def test_the_timer_header_is_always_valid(exchange: Callable[..., tuple[Outcome, bytes]], id: str, shown: str) -> None:
     _, headers, _ = taken_apart(exchange(id=id)[1])
     assert headers["duetime-timer"] == shown
     assert "x" not in headers
 
 
-def test_signatures_hold_for_each_key_and_are_fresh_at_each_attempt(
-    run: Callable[..., Any], Peer: Any, clock: Any
-) -> None:
+def test_each_attempt_has_new_signatures_for_all_keys(run: Callable[..., Any], Peer: Any, clock: Any) -> None:
     old, new = b"o" * 32, b"n" * 24
     clock.ms = int(datetime.now(UTC).timestamp() * 1000)  # the official package looks at the real clock
     seen: list[bytes] = []
@@ -257,7 +254,7 @@ def test_without_a_key_nothing_is_signed(exchange: Callable[..., tuple[Outcome, 
         (Raw('"ü"'.encode()), '"ü"'.encode()),
     ],
 )
-def test_a_payload_goes_out_byte_for_byte(
+def test_a_payload_is_sent_byte_for_byte(
     exchange: Callable[..., tuple[Outcome, bytes]], payload: Raw, expected: bytes
 ) -> None:
     _, headers, body = taken_apart(exchange(payload=payload)[1])
@@ -268,8 +265,8 @@ def test_a_payload_goes_out_byte_for_byte(
 @pytest.mark.parametrize(
     ("payload", "raw"), [(ABSENT, b"null"), (Raw(b"null"), b"null"), (Raw(b'{"n": 1.0}'), b'{"n": 1.0}')]
 )
-def test_an_envelope_holds_the_payload_as_it_is(payload: Raw, raw: bytes) -> None:
-    body = body_of(timer_for("http://x/", payload=payload, body=BodyFormat.ENVELOPE, attempt=2, id='a"ü'), 0)
+def test_an_envelope_contains_the_payload_unchanged(payload: Raw, raw: bytes) -> None:
+    body = body_of(timer_for("http://x/", payload=payload, body=BodyFormat.ENVELOPE, attempt=2, id='a"ü'), EPOCH)
     assert raw in body
     assert json.loads(body) == {
         "id": 'a"ü',
@@ -284,7 +281,11 @@ def test_an_envelope_holds_the_payload_as_it_is(payload: Raw, raw: bytes) -> Non
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [(200, None), (299, None), (302, "HTTP 302"), (404, "HTTP 404"), (500, "HTTP 500")]
+    ("status", "error"),
+    [
+        *((200, None), (299, None), (302, "HTTP 302: redirects are not followed")),
+        *((404, "HTTP 404"), (500, "HTTP 500")),
+    ],
 )
 def test_a_status_becomes_an_outcome(
     exchange: Callable[..., tuple[Outcome, bytes]], status: int, error: str | None
@@ -315,12 +316,12 @@ NOW = datetime.fromtimestamp(1_700_000_000, UTC)
         ("\xb2", None),
     ],
 )
-def test_retry_after(exchange: Callable[..., tuple[Outcome, bytes]], text: str, wait_ms: int | None) -> None:
+def test_retry_after_is_parsed(exchange: Callable[..., tuple[Outcome, bytes]], text: str, wait_ms: int | None) -> None:
     answer = b"HTTP/1.1 503 X\r\nRetry-After: %b\r\nContent-Length: 0\r\n\r\n" % text.encode("latin-1")
     assert exchange(answer)[0].retry_after_ms == wait_ms
 
 
-def test_a_receiver_that_does_not_answer(run: Callable[..., Any], Peer: Any, clock: Any) -> None:
+def test_receiver_that_does_not_respond_times_out(run: Callable[..., Any], Peer: Any, clock: Any) -> None:
     async def script(line: Any) -> None:
         await line.closed()
 
@@ -328,19 +329,17 @@ def test_a_receiver_that_does_not_answer(run: Callable[..., Any], Peer: Any, clo
         deliverer = deliverer_for(clock)
         async with Peer(script) as peer:
             outcome = await deliverer.deliver(timer_for(f"http://127.0.0.1:{peer.port}/"), 50)
-            assert outcome == Outcome(kind=OutcomeKind.TIMED_OUT, error="no answer within 50ms")
+            assert outcome == Outcome(kind=OutcomeKind.TIMED_OUT, error="no response within 50ms")
             task = asyncio.current_task()
             assert task is not None
             assert task.cancelling() == 0
-            await asyncio.sleep(0)  # and no cancellation is left over for what comes next
+            await asyncio.sleep(0)  # no cancellation may be left over
         await deliverer.close()
 
     run(main())
 
 
-def test_a_name_that_takes_too_long_is_a_timeout_as_well(
-    run: Callable[..., Any], clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_lookup_is_a_timeout(run: Callable[..., Any], clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: go_on.wait(10) and [])
 
@@ -354,7 +353,7 @@ def test_a_name_that_takes_too_long_is_a_timeout_as_well(
     run(main())
 
 
-def test_a_cancellation_from_outside_is_passed_on(run: Callable[..., Any], Peer: Any, clock: Any) -> None:
+def test_a_cancellation_is_propagated(run: Callable[..., Any], Peer: Any, clock: Any) -> None:
     arrived = asyncio.Event()
 
     async def script(line: Any) -> None:
@@ -375,7 +374,7 @@ def test_a_cancellation_from_outside_is_passed_on(run: Callable[..., Any], Peer:
     run(main())
 
 
-def test_limits_of_any_length_are_reached_in_their_order_and_leave_nothing_behind(
+def test_timeouts_of_any_length_expire_in_order_and_leave_nothing_behind(
     run: Callable[..., Any], Peer: Any, clock: Any
 ) -> None:
     reached: list[int] = []
@@ -400,7 +399,7 @@ def test_limits_of_any_length_are_reached_in_their_order_and_leave_nothing_behin
             await asyncio.gather(*map(attempt, (300, 100, 200, 0)))
             deadlines = deliverer._client.deadlines
             assert not any(deadlines._buckets.values())
-            # The bucket of the first attempt was empty when the last limit was reached, so nothing is waited for.
+            # The bucket of the first attempt was empty at the last deadline, so there is no timer.
             assert deadlines._alarm is None
             assert deadlines._buckets == {}
             await deliverer.close()
@@ -409,7 +408,7 @@ def test_limits_of_any_length_are_reached_in_their_order_and_leave_nothing_behin
     assert reached == [0, 100, 200, 300]
 
 
-def test_a_limit_is_never_reached_early_and_only_by_who_is_still_there(run: Callable[..., Any]) -> None:
+def test_a_timeout_is_never_early_and_only_for_requests_in_flight(run: Callable[..., Any]) -> None:
     class Waiting:
         def __init__(self) -> None:
             self.reached: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -426,7 +425,7 @@ def test_a_limit_is_never_reached_early_and_only_by_who_is_still_there(run: Call
             deadlines.enter(one, limit, loop)
             deadlines.enter(other, limit, loop).discard(other)
         for one, limit in zip(waiting, limits, strict=True):
-            # The loop's clock counts milliseconds; a difference of two floats may lack some billionth of one.
+            # The loop's clock counts milliseconds; a difference of two floats may be off by a rounding error.
             assert round((await one.reached - limit) * 1000) >= 0
         assert not any(other.reached.done() for other in gone)
         deadlines.close()
@@ -435,7 +434,7 @@ def test_a_limit_is_never_reached_early_and_only_by_who_is_still_there(run: Call
 
 
 @pytest.mark.parametrize("from_outside", [False, True])
-def test_a_cancellation_from_outside_is_not_swallowed_by_a_limit_reached_in_the_same_round(
+def test_a_cancellation_wins_over_a_timeout_in_the_same_round(
     run: Callable[..., Any], Peer: Any, clock: Any, from_outside: bool
 ) -> None:
     arrived = asyncio.Event()
@@ -463,9 +462,7 @@ def test_a_cancellation_from_outside_is_not_swallowed_by_a_limit_reached_in_the_
     run(main())
 
 
-def test_a_cancellation_inside_a_callers_own_timeout_is_the_callers(
-    run: Callable[..., Any], Peer: Any, clock: Any
-) -> None:
+def test_timeout_of_the_caller_is_raised(run: Callable[..., Any], Peer: Any, clock: Any) -> None:
     async def script(line: Any) -> None:
         await line.closed()
 
@@ -484,7 +481,7 @@ def test_a_cancellation_inside_a_callers_own_timeout_is_the_callers(
     ("target", "kind", "error"),
     [
         (HttpTarget(url="http://127.0.0.1/"), OutcomeKind.REFUSED, "loopback"),
-        (HttpTarget(url="http://[::ffff:10.0.0.1]/"), OutcomeKind.REFUSED, "disguise"),
+        (HttpTarget(url="http://[::ffff:10.0.0.1]/"), OutcomeKind.REFUSED, "written as IPv6"),
         (HttpTarget(url="http://2130706433/"), OutcomeKind.REFUSED, "callback_url"),
         (HttpTarget(url="http://a@b/"), OutcomeKind.REFUSED, "callback_url"),
         (HttpTarget(url="nonsense"), OutcomeKind.REFUSED, "callback_url"),
@@ -499,7 +496,7 @@ def test_a_cancellation_inside_a_callers_own_timeout_is_the_callers(
         (HttpTarget(url="http://gone.example/"), OutcomeKind.UNREACHABLE, "gone.example was not resolved"),
     ],
 )
-def test_what_does_not_go_out_says_why(
+def test_unsent_and_refused_attempts_have_a_reason(
     run: Callable[..., Any],
     clock: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -524,7 +521,7 @@ def test_what_does_not_go_out_says_why(
     run(main())
 
 
-def test_nobody_listens(run: Callable[..., Any], clock: Any) -> None:
+def test_refused_connection_is_unreachable(run: Callable[..., Any], clock: Any) -> None:
     async def main() -> None:
         deliverer = deliverer_for(clock)
         with socket.socket() as bound:
@@ -536,8 +533,8 @@ def test_nobody_listens(run: Callable[..., Any], clock: Any) -> None:
     run(main())
 
 
-def test_a_namespace_that_is_not_known_yet_is_not_sent_for(run: Callable[..., Any], Peer: Any, clock: Any) -> None:
-    """Nobody knows yet whether its callbacks are signed."""
+def test_nothing_is_sent_for_an_unknown_namespace(run: Callable[..., Any], Peer: Any, clock: Any) -> None:
+    """It is unknown whether its callbacks have to be signed."""
     keys: Sequence[bytes] | None = None
     asked: list[str] = []
     seen: list[bytes] = []
@@ -568,7 +565,7 @@ def test_a_namespace_that_is_not_known_yet_is_not_sent_for(run: Callable[..., An
 
 
 class Lookup:
-    """A guard whose lookups take their time."""
+    """A guard with slow lookups."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -582,7 +579,7 @@ class Lookup:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0, 6.5])
-def test_the_time_limit_of_an_attempt_starts_before_its_lookup(seconds: float) -> None:
+def test_the_timeout_of_an_attempt_includes_the_lookup(seconds: float) -> None:
     until: list[float] = []
 
     async def request(url: Any, addresses: Any, message: bytes, by: float) -> Any:
@@ -606,7 +603,7 @@ def test_the_time_limit_of_an_attempt_starts_before_its_lookup(seconds: float) -
     assert until == [3.0 + 7.0]
 
 
-def test_an_internal_error_before_sending_spends_nothing(
+def test_an_internal_error_before_sending_does_not_count(
     run: Callable[..., Any], clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def keys_of(namespace: str) -> Sequence[bytes]:
@@ -626,8 +623,9 @@ def test_an_internal_error_before_sending_spends_nothing(
 def test_an_internal_error_after_sending_is_a_failed_attempt(
     run: Callable[..., Any], Peer: Any, clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once while it is sent, once with the answer there: the receiver may have the request both times."""
+    """An error during sending, and one after the response: in both cases the receiver may have the request."""
     send = Connection.send
+    broken = True
 
     def break_after_sending(connection: Connection, *arguments: Any) -> Any:
         waiter = send(connection, *arguments)
@@ -654,14 +652,13 @@ def test_an_internal_error_after_sending_is_a_failed_attempt(
             assert await deliverer.deliver(timer, 10_000) == failed
             await deliverer.close()
 
-    broken = True
     monkeypatch.setattr(Connection, "send", break_after_sending)
     run(main())
     assert logged_errors(caplog) == ["KeyError", "KeyError"]
 
 
 def logged_errors(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The exceptions that were logged with their traceback."""
+    """The exceptions that were logged with a traceback."""
     records = [record for record in caplog.records if record.name.startswith("duetime")]
     assert all(record.levelno == logging.ERROR for record in records)
     return [record.exc_info[0].__name__ for record in records if record.exc_info and record.exc_info[0]]
@@ -670,10 +667,10 @@ def logged_errors(caplog: pytest.LogCaptureFixture) -> list[str]:
 # The guard and the client together.
 
 
-def test_the_connection_goes_to_the_address_that_was_judged(
+def test_the_connection_goes_to_the_checked_address(
     run: Callable[..., Any], Peer: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that changes its address after the check, as an attacker's would."""
+    """A name that changes its address after the check, like an attacker's."""
     answers = [["127.0.0.1"], ["127.0.0.2"]]
     asked = []
 
@@ -695,10 +692,10 @@ def test_the_connection_goes_to_the_address_that_was_judged(
             timer = timer_for(f"http://rebind.example:{peer.port}/")
             assert (await deliverer.deliver(timer, 10_000)).status == 200
             assert (await deliverer.deliver(timer, 10_000)).status == 200
-            assert asked == [b"rebind.example"]  # judged and connected to by one and the same lookup
+            assert asked == [b"rebind.example"]  # the check and the connection use the same lookup
             clock.seconds += 60
             outcome = await deliverer.deliver(timer, 10_000)
-            # The open connection to the old address is no way around the guard.
+            # The open connection to the old address must not bypass the guard.
             assert outcome.kind is OutcomeKind.REFUSED
             assert outcome.error is not None and outcome.error.startswith("the callback URL points to rebind.example,")
             await deliverer.close()
@@ -707,7 +704,7 @@ def test_the_connection_goes_to_the_address_that_was_judged(
     run(main())
 
 
-def test_targets_with_long_headers_are_not_remembered(clock: Any) -> None:
+def test_targets_with_long_headers_are_not_cached(clock: Any) -> None:
     deliverer = deliverer_for(clock)
     for n in range(3):
         asyncio.run(deliverer.check(HttpTarget(url="http://8.8.8.8/", headers={"X": f"{n}" * 5000})))

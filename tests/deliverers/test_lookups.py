@@ -1,4 +1,4 @@
-"""Lookups share threads fairly: names that hang cost nobody else, and a shortage of threads is no failure of a name."""
+"""DNS lookups share threads fairly: hanging names delay no others, and a shortage of threads fails no name."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from duetime.deliverers.lookups import Lookups, parent_of
 from duetime.deliverers.unsent import NotSent
 from duetime.model import Definition, HttpTarget, OutcomeKind, Timer, Unsent
 from duetime.urls import parse_url
+from tests.clocks import all_at
 
 Run = Callable[..., Any]
 NoDescriptors = Callable[[], AbstractContextManager[None]]
@@ -29,7 +30,7 @@ INNOCENT = [f"hooks.innocent-{n}.example" for n in range(15)]
 
 
 class Dns:
-    """A name that begins with "hang" gets no answer before ``release``, one that begins with "slow" takes 0.1 s."""
+    """Names that begin with "hang" do not resolve before ``release``; names that begin with "slow" take 0.1 s."""
 
     def __init__(self) -> None:
         self.address = "1.1.1.1"
@@ -64,7 +65,7 @@ def dns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dns]:
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Set how many threads there are, how many of them are kept for known parents and how many for optional lookups."""
+    """Set the number of threads, and how many of them are for known parents and for optional lookups."""
 
     def threads(number: int, *, reserved: int = 0, optional: int | None = None) -> None:
         monkeypatch.setattr(module, "THREADS_MAX", number)
@@ -115,10 +116,10 @@ def deliverer_for(clock: Any, **policy: Any) -> HttpDeliverer:
 
 def timer_for(url: str) -> Timer:
     definition = Definition(target=HttpTarget(url=url))
-    return Timer("default", "t-1", 0, definition, 1, 1, 1, 1, revision=9, firing=7, attempt=1)
+    return Timer("default", "t-1", 0, definition, *all_at(1), revision=9, firing=7, attempt=1)
 
 
-def test_the_parent_of_a_name() -> None:
+def test_parent_is_the_last_two_labels_of_a_name() -> None:
     assert parent_of("a.b.example.com") == parent_of("example.com") == parent_of("c.example.com.") == "example.com"
     assert parent_of("localhost") == "localhost"
 
@@ -126,7 +127,7 @@ def test_the_parent_of_a_name() -> None:
 # Fairness.
 
 
-def test_a_thousand_hanging_names_of_one_parent_cost_nobody_else(run: Run, clock: Any, dns: Dns) -> None:
+def test_a_thousand_hanging_names_of_one_parent_delay_no_other(run: Run, clock: Any, dns: Dns) -> None:
     async def main() -> None:
         lookups = Lookups(clock)
         hanging = start(lookups, *(f"hang-{n}.bad.example" for n in range(1000)))
@@ -139,7 +140,7 @@ def test_a_thousand_hanging_names_of_one_parent_cost_nobody_else(run: Run, clock
     run(main())
 
 
-def test_a_thousand_hanging_names_of_a_thousand_parents_cost_nobody_else(run: Run, clock: Any, dns: Dns) -> None:
+def test_a_thousand_hanging_names_of_a_thousand_parents_delay_no_other(run: Run, clock: Any, dns: Dns) -> None:
     async def main() -> None:
         lookups = Lookups(clock)
         hanging = start(lookups, *(f"hang.bad-{n}.example" for n in range(1000)))
@@ -151,7 +152,7 @@ def test_a_thousand_hanging_names_of_a_thousand_parents_cost_nobody_else(run: Ru
     run(main())
 
 
-def test_deliveries_arrive_beside_a_thousand_that_hang(run: Run, Peer: Any, clock: Any, dns: Dns) -> None:
+def test_deliveries_arrive_while_a_thousand_lookups_hang(run: Run, Peer: Any, clock: Any, dns: Dns) -> None:
     dns.address = "127.0.0.1"
 
     async def script(line: Any) -> None:
@@ -179,7 +180,7 @@ def test_deliveries_arrive_beside_a_thousand_that_hang(run: Run, Peer: Any, cloc
     run(main())
 
 
-def test_parents_that_resolved_lately_have_threads_of_their_own(run: Run, clock: Any, dns: Dns, threads: Any) -> None:
+def test_parents_that_resolved_recently_have_reserved_threads(run: Run, clock: Any, dns: Dns, threads: Any) -> None:
     threads(16, reserved=2)
 
     async def main() -> None:
@@ -191,7 +192,7 @@ def test_parents_that_resolved_lately_have_threads_of_their_own(run: Run, clock:
         assert lookups._running == 14
         assert await asyncio.gather(*start(lookups, *INNOCENT)) == [["1.1.1.1"]] * 15
         assert not any(task.done() for task in hanging)
-        # One that becomes known while it waits does not have to wait any more.
+        # A parent that becomes known while it waits starts at once.
         dns.asked.clear()
         waiting = start(lookups, "a.turn.example", "b.turn.example")
         await asyncio.sleep(0)
@@ -204,9 +205,7 @@ def test_parents_that_resolved_lately_have_threads_of_their_own(run: Run, clock:
     run(main())
 
 
-def test_what_is_known_of_parents_expires_and_is_bounded(
-    run: Run, clock: Any, dns: Dns, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_parents_expire_and_are_bounded(run: Run, clock: Any, dns: Dns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KNOWN_MAX", 3)
 
     async def main() -> None:
@@ -243,7 +242,7 @@ def test_waiting_parents_take_turns(run: Run, clock: Any, dns: Dns, threads: Any
             dns.turns.release()
         await asyncio.gather(*tasks)
         assert dns.asked == [
-            "turn-1.a.b",  # Known from here on.
+            "turn-1.a.b",  # Known from now on.
             "turn-2.a.b",
             "turn-1.c.d",
             "turn-3.a.b",
@@ -259,17 +258,17 @@ def test_waiting_parents_take_turns(run: Run, clock: Any, dns: Dns, threads: Any
 # Limits.
 
 
-def test_an_attempt_whose_lookup_never_started_spends_nothing(run: Run, clock: Any, dns: Dns, threads: Any) -> None:
+def test_an_attempt_whose_lookup_never_started_does_not_count(run: Run, clock: Any, dns: Dns, threads: Any) -> None:
     threads(1)
 
     async def main() -> None:
         deliverer = deliverer_for(clock)
         hanging = asyncio.create_task(deliverer.deliver(timer_for("http://hang.example/"), 30_000))
         await until(lambda: dns.asked)
-        for _ in range(2):  # it is not remembered
+        for _ in range(2):  # it is not cached
             outcome = await deliverer.deliver(timer_for("http://other.example/"), 50)
             assert (outcome.kind, outcome.cause) == (OutcomeKind.UNSENT, Unsent.LOOKUPS)
-        # One that was started and gets no answer is the destination's failure.
+        # A lookup that started and timed out is the destination's failure.
         outcome = await deliverer.deliver(timer_for("http://hang.example/"), 50)
         assert outcome.kind is OutcomeKind.TIMED_OUT
         hanging.cancel()
@@ -279,7 +278,7 @@ def test_an_attempt_whose_lookup_never_started_spends_nothing(run: Run, clock: A
     assert dns.asked == ["hang.example"]
 
 
-def test_an_attempt_that_the_queue_left_too_little_time_spends_nothing(
+def test_an_attempt_with_too_little_time_left_after_the_queue_does_not_count(
     run: Run, clock: Any, dns: Dns, threads: Any
 ) -> None:
     threads(1)
@@ -299,7 +298,7 @@ def test_an_attempt_that_the_queue_left_too_little_time_spends_nothing(
     run(main())
 
 
-def test_the_time_limit_begins_when_the_lookup_starts(
+def test_the_timeout_begins_when_the_lookup_starts(
     run: Run, clock: Any, dns: Dns, threads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads(1)
@@ -320,7 +319,7 @@ def test_the_time_limit_begins_when_the_lookup_starts(
     run(main())
 
 
-def test_a_full_queue_turns_callers_away_and_no_parent_can_fill_it(
+def test_a_full_queue_rejects_callers_and_no_parent_can_fill_it(
     run: Run, clock: Any, dns: Dns, threads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads(1)
@@ -345,7 +344,7 @@ def test_a_full_queue_turns_callers_away_and_no_parent_can_fill_it(
     run(main())
 
 
-def test_a_lookup_that_nobody_waits_for_leaves_the_queue(run: Run, clock: Any, dns: Dns, threads: Any) -> None:
+def test_an_abandoned_lookup_leaves_the_queue(run: Run, clock: Any, dns: Dns, threads: Any) -> None:
     threads(1)
 
     async def main() -> None:
@@ -365,7 +364,7 @@ def test_a_lookup_that_nobody_waits_for_leaves_the_queue(run: Run, clock: Any, d
     assert dns.asked == ["hang.example", "a.example"]
 
 
-# Optional lookups, which creates make.
+# Optional lookups, for creates.
 
 
 def test_optional_lookups_use_few_threads_and_never_queue(run: Run, clock: Any, dns: Dns, threads: Any) -> None:
@@ -379,7 +378,7 @@ def test_optional_lookups_use_few_threads_and_never_queue(run: Run, clock: Any, 
         await asyncio.sleep(0)
         assert sum(task.done() for task in optional) == 92
         assert await asyncio.gather(*start(lookups, *INNOCENT)) == [["1.1.1.1"]] * 15
-        # A delivery shares the lookup that a create began.
+        # A delivery shares the lookup that a create has started.
         joined = start(lookups, "hang-0.example")
         await asyncio.sleep(0)
         await end(lookups, dns, *optional, *joined)
@@ -389,7 +388,7 @@ def test_optional_lookups_use_few_threads_and_never_queue(run: Run, clock: Any, 
     assert dns.asked.count("hang-0.example") == 1
 
 
-def test_a_busy_pool_does_not_hold_up_a_create(
+def test_a_busy_pool_does_not_delay_a_create(
     run: Run, clock: Any, dns: Dns, threads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads(1)
@@ -433,7 +432,7 @@ def test_idle_threads_end(run: Run, clock: Any, dns: Dns, monkeypatch: pytest.Mo
     run(main())
 
 
-def test_threads_are_used_again(run: Run, clock: Any, dns: Dns) -> None:
+def test_threads_are_reused(run: Run, clock: Any, dns: Dns) -> None:
     async def main() -> None:
         lookups = Lookups(clock)
         for n in range(50):
@@ -444,9 +443,7 @@ def test_threads_are_used_again(run: Run, clock: Any, dns: Dns) -> None:
     run(main())
 
 
-def test_small_stacks_are_for_these_threads_alone(
-    run: Run, clock: Any, dns: Dns, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_lookup_threads_have_small_stacks(run: Run, clock: Any, dns: Dns, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     begin = threading.Thread.start
 
@@ -467,7 +464,7 @@ def test_small_stacks_are_for_these_threads_alone(
     assert threading.stack_size() == before
 
 
-def test_without_another_thread_lookups_wait_for_those_there_are(
+def test_lookups_wait_for_existing_threads_if_none_can_be_started(
     run: Run, clock: Any, dns: Dns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = threading.Thread.start
@@ -494,7 +491,7 @@ def test_without_another_thread_lookups_wait_for_those_there_are(
     run(main())
 
 
-def test_closing_does_not_wait_for_lookups_that_hang(run: Run, clock: Any, dns: Dns, threads: Any) -> None:
+def test_closing_does_not_wait_for_hanging_lookups(run: Run, clock: Any, dns: Dns, threads: Any) -> None:
     threads(1)
 
     async def main() -> None:
@@ -534,7 +531,7 @@ def test_a_lookup_may_outlive_the_event_loop(run: Run, clock: Any, dns: Dns) -> 
     assert not alive()
 
 
-# Shortages of other kinds.
+# Other shortages.
 
 
 @pytest.mark.parametrize(
@@ -548,7 +545,7 @@ def test_a_lookup_may_outlive_the_event_loop(run: Run, clock: Any, dns: Dns) -> 
     ],
     ids=str,
 )
-def test_a_lookup_that_lacks_descriptors_or_memory_spends_nothing(
+def test_a_lookup_without_descriptors_or_memory_does_not_count(
     run: Run, clock: Any, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
     def lookup(*_: object, **__: object) -> Any:
@@ -567,7 +564,7 @@ def test_a_lookup_that_lacks_descriptors_or_memory_spends_nothing(
 
 
 @pytest.mark.parametrize("code", [socket.EAI_AGAIN, socket.EAI_NONAME, socket.EAI_FAIL])
-def test_a_lookup_fails_for_any_reason_while_there_are_no_descriptors(
+def test_any_lookup_error_counts_as_shortage_while_out_of_descriptors(
     run: Run,
     clock: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -620,7 +617,7 @@ def test_descriptors_may_run_out_or_come_back_during_a_lookup(
     run(main())
 
 
-def test_the_system_itself_without_descriptors(run: Run, clock: Any, no_descriptors: NoDescriptors) -> None:
+def test_real_lookup_without_descriptors_is_not_sent(run: Run, clock: Any, no_descriptors: NoDescriptors) -> None:
     async def main() -> None:
         lookups = Lookups(clock)
         with no_descriptors(), pytest.raises(NotSent) as caught:
@@ -632,7 +629,7 @@ def test_the_system_itself_without_descriptors(run: Run, clock: Any, no_descript
     run(main())
 
 
-def test_an_internal_error_in_a_lookup_spends_nothing(
+def test_an_internal_error_in_a_lookup_does_not_count(
     run: Run, clock: Any, dns: Dns, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:

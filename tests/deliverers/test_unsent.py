@@ -1,4 +1,4 @@
-"""An attempt that never left us: a shortage of descriptors, memory or ports is no failure of the destination."""
+"""Unsent attempts: a shortage of descriptors, memory or ports is no failure of the destination."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from duetime.deliverers.http import HttpDeliverer
 from duetime.deliverers.unsent import NotSent, OutOfDescriptors, out_of_descriptors
 from duetime.model import Definition, HttpTarget, OutcomeKind, Timer, Unsent
 from duetime.urls import parse_url
+from tests.clocks import all_at
 
 Run = Callable[..., Any]
 NoDescriptors = Callable[[], AbstractContextManager[None]]
@@ -47,7 +48,7 @@ async def post(client: HttpClient, peer: Any, *addresses: str) -> Answer:
 
 @asynccontextmanager
 async def idle_connections(client: HttpClient, Peer: Any, number: int) -> AsyncIterator[None]:
-    """Leave as many idle connections to a receiver."""
+    """Leave this many idle connections to a receiver."""
     arrived = asyncio.Event()
     lines: list[Any] = []
 
@@ -67,9 +68,9 @@ async def idle_connections(client: HttpClient, Peer: Any, number: int) -> AsyncI
 
 
 def fail_connects(monkeypatch: pytest.MonkeyPatch, errors: dict[str, OSError]) -> list[str]:
-    """Connections to these addresses fail in this way; the list says which ones were tried."""
+    """Make connections to these addresses fail in this way; yields the list of the addresses that were tried."""
     tried: list[str] = []
-    connect = uvloop.Loop.create_connection
+    connect: Any = uvloop.Loop.create_connection
 
     async def create_connection(loop: Any, *arguments: Any, host: str, **options: Any) -> Any:
         tried.append(host)
@@ -88,7 +89,7 @@ def deliverer_for(clock: Any) -> HttpDeliverer:
 
 def timer_for(url: str) -> Timer:
     definition = Definition(target=HttpTarget(url=url))
-    return Timer("default", "t-1", 0, definition, 1, 1, 1, 1, revision=9, firing=7, attempt=1)
+    return Timer("default", "t-1", 0, definition, *all_at(1), revision=9, firing=7, attempt=1)
 
 
 def oserror(code: int) -> OSError:
@@ -99,7 +100,7 @@ def oserror(code: int) -> OSError:
 
 
 @LOOPS
-def test_an_attempt_without_a_descriptor_spends_nothing(
+def test_an_attempt_without_a_descriptor_does_not_count(
     loop: Any, run_in: Run, Peer: Any, clock: Any, no_descriptors: NoDescriptors
 ) -> None:
     async def main() -> None:
@@ -119,7 +120,7 @@ def test_an_attempt_without_a_descriptor_spends_nothing(
 
 
 @LOOPS
-def test_idle_connections_make_room_for_a_new_one(
+def test_idle_connections_are_closed_for_a_new_one(
     loop: Any, run_in: Run, Peer: Any, no_descriptors: NoDescriptors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "CLOSED_FOR_ROOM", 3)
@@ -137,7 +138,7 @@ def test_idle_connections_make_room_for_a_new_one(
     run_in(loop, main())
 
 
-def test_a_crowd_without_descriptors_does_not_close_more_than_it_needs(
+def test_concurrent_requests_without_descriptors_close_no_more_than_needed(
     run: Run, Peer: Any, no_descriptors: NoDescriptors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "CLOSED_FOR_ROOM", 10)
@@ -155,8 +156,8 @@ def test_a_crowd_without_descriptors_does_not_close_more_than_it_needs(
     run(main())
 
 
-def test_without_descriptors_no_tls_context_is_made(run: Run, no_descriptors: NoDescriptors) -> None:
-    """It would lack the trusted roots that can't be opened, for as long as the process lives."""
+def test_without_descriptors_no_tls_context_is_created(run: Run, no_descriptors: NoDescriptors) -> None:
+    """It would lack the root certificates that can't be opened, for the lifetime of the process."""
 
     async def main() -> None:
         client = HttpClient()
@@ -168,7 +169,7 @@ def test_without_descriptors_no_tls_context_is_made(run: Run, no_descriptors: No
     run(main())
 
 
-def test_a_handshake_that_fails_without_descriptors_spends_nothing(
+def test_a_handshake_that_fails_without_descriptors_does_not_count(
     run: Run, Peer: Any, no_descriptors: NoDescriptors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = ssl.SSLError(1, "certificate verify failed")
@@ -205,7 +206,7 @@ def test_a_handshake_that_fails_without_descriptors_spends_nothing(
     ],
     ids=lambda value: errno.errorcode[value] if isinstance(value, int) else str(value),
 )
-def test_a_shortage_is_told_from_a_failure_of_the_destination(
+def test_a_shortage_is_distinguished_from_a_failure_of_the_destination(
     run: Run, clock: Any, monkeypatch: pytest.MonkeyPatch, code: int, kind: OutcomeKind
 ) -> None:
     fail_connects(monkeypatch, {"127.0.0.1": oserror(code)})
@@ -222,7 +223,7 @@ def test_a_shortage_is_told_from_a_failure_of_the_destination(
 
 
 def test_an_address_without_a_route_is_a_failure_of_the_destination(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same error as without a free local port, but it does not pass."""
+    """The same error as without a free local port, but permanent."""
 
     class Socket(socket.socket):
         def connect(self, address: Any) -> None:
@@ -248,7 +249,7 @@ def test_the_next_address_is_tried_after_a_shortage(
         async with Peer(answering, last_forever=True) as peer:
             assert (await post(client, peer, "127.0.0.2", "127.0.0.3", "127.0.0.1")).status == 200
             assert tried == ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
-            # The address that was never tried for lack of a port may well be reachable.
+            # The address that was not tried for lack of a port may be reachable.
             with pytest.raises(NotSent):
                 await post(client, peer, "127.0.0.2", "127.0.0.3")
             with pytest.raises(Unreachable):
@@ -261,7 +262,8 @@ def test_the_next_address_is_tried_after_a_shortage(
 def test_a_shortage_after_the_request_was_sent_is_a_failed_attempt(
     run: Run, Peer: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kept connection broke with the request on it, so the receiver may have it; only then descriptors ran out."""
+    """A reused connection broke with the request on it, so the receiver may have it; descriptors ran out only after
+    that."""
     received: list[bytes] = []
 
     async def script(line: Any) -> None:
@@ -283,7 +285,7 @@ def test_a_shortage_after_the_request_was_sent_is_a_failed_attempt(
     assert len(received) == 1
 
 
-def test_an_error_of_its_own_is_not_lost_among_shortages() -> None:
+def test_an_internal_error_is_not_hidden_by_shortages() -> None:
     assert OutOfDescriptors().cause is Unsent.DESCRIPTORS
     assert module.lookup_shortage(socket.gaierror(socket.EAI_AGAIN, "try again"), was_out=False) is None
     assert module.lookup_shortage(socket.gaierror(socket.EAI_AGAIN, "try again"), was_out=True) is not None

@@ -1,4 +1,4 @@
-"""The Prometheus rules: they speak of metrics that there are, and fire when they should."""
+"""The Prometheus rules use existing metrics and fire when they should."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from duetime.engine.watchdog import OURS, Reason
 from duetime.model import OutcomeKind, Status
+from duetime.overdue import OPERATOR_REASONS, Reason
 from duetime.telemetry import Telemetry
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/prometheus"
@@ -19,7 +20,7 @@ RULES = yaml.safe_load((FOLDER / "duetime.rules.yml").read_text())["groups"][0][
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_every_rule_is_about_a_metric_that_there_is(rule: dict) -> None:
+def test_rule_uses_existing_metrics(rule: dict[str, Any]) -> None:
     telemetry = Telemetry()
     telemetry.attempted(OutcomeKind.ANSWERED, Status.COMPLETED)
     telemetry.overdue(dict.fromkeys(Reason, 0))
@@ -32,14 +33,14 @@ def test_every_rule_is_about_a_metric_that_there_is(rule: dict) -> None:
     }
 
 
-def test_a_reason_that_operators_have_to_mend_is_critical() -> None:
+def test_overdue_reasons_that_operators_must_fix_are_critical() -> None:
     [rule] = [rule for rule in RULES if rule["alert"] == "DuetimeOverdue"]
     named = re.search(r'reason=~"([a-z_|]+)"', rule["expr"])
-    assert named and set(named[1].split("|")) == set(OURS) and rule["labels"]["severity"] == "critical"
+    assert named and set(named[1].split("|")) == set(OPERATOR_REASONS) and rule["labels"]["severity"] == "critical"
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: apt-get install prometheus")
-def test_the_rules_fire_when_they_should() -> None:
+def test_rules_pass_their_promtool_tests() -> None:
     for command in (["check", "rules", "duetime.rules.yml"], ["test", "rules", "duetime.rules.test.yml"]):
         run = subprocess.run(["promtool", *command], cwd=FOLDER, capture_output=True, text=True, timeout=60)
         assert run.returncode == 0, run.stdout + run.stderr

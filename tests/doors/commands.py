@@ -1,4 +1,4 @@
-"""A client of the broker door for tests: sends commands as an orchestrator does, and reads events and dead letters."""
+"""A client of the broker API for tests: sends commands as an orchestrator does, and reads events and dead letters."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Event(NamedTuple):
     headers: dict[str, str]
 
 
-def tenant(name: str = "t") -> str:
-    """The name of a tenant that no other test has."""
+def new_tenant(name: str = "t") -> str:
+    """A tenant id that no other test uses."""
     return f"{name}-{uuid.uuid4().hex[:12]}"
 
 
-def soon(seconds: float = 0.0) -> str:
-    """A time so far from now, by the clock of this machine."""
+def from_now(seconds: float = 0.0) -> str:
+    """The time this many seconds from now, by the machine's clock."""
     return printed(datetime.now(UTC) + timedelta(seconds=seconds))
 
 
@@ -50,11 +50,11 @@ def envelope(tenant: str, call: str, due_at: str, **fields: Any) -> dict[str, An
 
 class Orchestrator(Broker):
     def send(self, tenant: str, call: str, due_at: str, **fields: Any) -> None:
-        """Send one command and wait until the stream has it."""
+        """Send one command and wait until the stream has stored it."""
         self.publish(f"{SUBJECT}.{tenant}", json.dumps(envelope(tenant, call, due_at, **fields)).encode())
 
     def send_many(self, commands: list[tuple[str, str, str]]) -> None:
-        """Send commands as fast as they go, in order, and wait until the stream has them all."""
+        """Send commands in order without waiting between them, and wait until the stream has stored all of them."""
 
         async def send() -> None:
             for tenant, call, due_at in commands:
@@ -65,36 +65,36 @@ class Orchestrator(Broker):
         self.run(send())
 
     def events(self, tenant: str, count: int = 1) -> list[Event]:
-        """What was published for a tenant, once there are at least ``count`` events."""
+        """Wait for at least ``count`` events of a tenant; returns all of them."""
 
-        def there() -> list[Any]:
+        def enough() -> list[Any]:
             found = self.messages(EVENTS_STREAM, f"{EVENTS}.{tenant}")
             return found if len(found) >= count else []
 
-        found = until(f"{count} events for {tenant}", there) if count else there()
+        found = until(f"{count} events for {tenant}", enough) if count else enough()
         return [Event(json.loads(message.data), message.headers) for message in found]
 
     def dead_letters(self, subject: str) -> list[Any]:
-        """Copies of the commands on a subject that were refused."""
+        """The dead letters of the commands that were sent on a subject."""
         return [message for message in self.messages(DEAD_STREAM) if message.headers.get("duetime-subject") == subject]
 
-    def settled(self, stream: str = COMMANDS_STREAM) -> None:
-        """Wait until every command was answered."""
-        until("every command is answered", lambda: self.waiting(stream) == 0)
+    def wait_acked(self, stream: str = COMMANDS_STREAM) -> None:
+        """Wait until every command is acked."""
+        until("every command is acked", lambda: self.waiting(stream) == 0)
 
-    def ready(self, stream: str = COMMANDS_STREAM) -> None:
-        """Wait until a door has set up what it needs, of which its consumer is the last."""
+    def wait_ready(self, stream: str = COMMANDS_STREAM) -> None:
+        """Wait until a service has created its streams and, last of all, its consumer."""
 
-        def there() -> bool:
+        def has_consumer() -> bool:
             try:
                 return bool(self.info(stream))
             except NotFoundError:
                 return False
 
-        until("the door is set up", there)
+        until("the consumer exists", has_consumer)
 
     def count(self, stream: str) -> int:
-        """How many messages are in a stream."""
+        """The number of messages in a stream."""
         return int(self.run(self.js.stream_info(stream)).state.messages)
 
     def info(self, stream: str = COMMANDS_STREAM, consumer: str = "duetime") -> Any:
@@ -102,16 +102,16 @@ class Orchestrator(Broker):
 
 
 def publish_raw(port: int, subject: bytes, head: bytes, data: bytes) -> None:
-    """Publish bytes that a well-behaved client would not, and wait until the server has read them."""
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as line:
-        line.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n')
+    """Publish a message that the client library would refuse to send, and wait until the server has read it."""
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as connection:
+        connection.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n')
         if head:
-            line.sendall(b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, len(head), len(head) + len(data), head, data))
+            connection.sendall(b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, len(head), len(head) + len(data), head, data))
         else:
-            line.sendall(b"PUB %b %d\r\n%b\r\n" % (subject, len(data), data))
-        line.sendall(b"PING\r\n")
-        said = b""
-        while b"PONG" not in said:
-            piece = line.recv(65536)
-            assert piece and b"-ERR" not in said, said
-            said += piece
+            connection.sendall(b"PUB %b %d\r\n%b\r\n" % (subject, len(data), data))
+        connection.sendall(b"PING\r\n")
+        response = b""
+        while b"PONG" not in response:
+            piece = connection.recv(65536)
+            assert piece and b"-ERR" not in response, response
+            response += piece

@@ -1,16 +1,33 @@
-"""One service for all tests of the doors and a receiver for each module; what needs to be alone makes its own."""
+"""One service for all tests of the APIs and one receiver per module; some tests start services of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from tests.servers import Duetime, Receiver
+from tests.doors.described import check_answer
+from tests.servers import Answer, Duetime, Receiver
+
+
+@pytest.fixture(scope="session", autouse=True)
+def answers_keep_the_document() -> Iterator[None]:
+    """Checks every response in these tests against the OpenAPI document."""
+    send = Duetime.request
+
+    def checked(service: Duetime, method: str, path: str, **more: Any) -> Answer:
+        answer = send(service, method, path, **more)
+        check_answer(method, path, answer)
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Duetime, "request", checked)
+        yield
 
 
 @pytest.fixture(scope="session")
-def everyones(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Duetime]:
+def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Duetime]:
     with Duetime(tmp_path_factory.mktemp("service"), virtual_clock=True, DUETIME_RETENTION="forever") as service:
         yield service
         assert "Traceback" not in service.stderr, service.stderr
@@ -18,10 +35,11 @@ def everyones(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Duetime]:
 
 
 @pytest.fixture(scope="module")
-def service(everyones: Duetime) -> Duetime:
-    """A service whose clock tests move, with a key, that may call loopback. Others have left timers in it."""
-    everyones.disconnect()  # it closes connections that lie idle, as these did while modules without it ran
-    return everyones
+def service(shared_service: Duetime) -> Duetime:
+    """The shared service: it has a virtual clock and an API key, may call loopback, and holds timers of other tests."""
+    # Other modules may have run since the last request, and the service closes idle connections.
+    shared_service.disconnect()
+    return shared_service
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +50,8 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Duetime]]:
-    """Makes services that this test has for itself, and ends them with it."""
+def start_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Duetime]]:
+    """Starts services for one test only, and kills them when it ends."""
     made: list[Duetime] = []
 
     def make(**options: object) -> Duetime:

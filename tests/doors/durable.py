@@ -1,4 +1,4 @@
-"""A client of the durable door for tests: its calls, its error shape, and time that comes when it is told to."""
+"""A client of the HTTP v1 API for tests: its requests, the format of its errors, and a virtual clock."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ Timer = dict[str, Any]
 
 
 def failure(answer: Answer, status: int, code: str, field: str | None = None) -> dict[str, Any]:
-    """Check that the answer is this error in the door's shape; its body."""
+    """Assert that the response is this error; returns its body."""
     assert answer.status == status, answer
     assert answer.headers["content-type"] == "application/json"
     return failed_as(answer.body, code, field)
 
 
 def failed_as(body: dict[str, Any], code: str, field: str | None = None) -> dict[str, Any]:
+    """Assert that the body has the error format, this code and, if given, this field; returns the body."""
     assert set(body) == {"error", "message", "details", "timestamp"}, body
     assert body["error"] == code, body
     assert isinstance(body["message"], str) and body["message"]
@@ -38,6 +39,7 @@ def failed_as(body: dict[str, Any], code: str, field: str | None = None) -> dict
 
 
 def success(answer: Answer, status: int = 200) -> Any:
+    """Assert that the response has this status; returns its body."""
     assert answer.status == status, answer
     if status == 204:
         assert answer.body == b"" and "content-type" not in answer.headers
@@ -51,17 +53,17 @@ def seconds_between(earlier: str, later: str) -> float:
 
 
 class Durable(Duetime):
-    """A service and its durable door. The clock is virtual unless told otherwise."""
+    """A service and a client of its HTTP v1 API. Its clock is virtual by default."""
 
     def __init__(self, directory: Any, *, virtual_clock: bool = True, **options: Any) -> None:
         super().__init__(directory, virtual_clock=virtual_clock, **options)
-        self._shown: dict[str, list[dict[str, Any]]] = {}  # the attempts of each timer that ``attempt`` has shown
+        self._seen: dict[str, list[dict[str, Any]]] = {}  # the attempts that ``attempt`` has seen, by timer
 
     def api(self, method: str, path: str, json: Any = None, **more: Any) -> Answer:
         return self.request(method, BASE + path, json=json, **more)
 
     def make(self, url: str = URL, **fields: Any) -> Timer:
-        """Create a timer, due in some seconds unless the fields say when."""
+        """Create a timer, due in ``DUE_SECONDS`` unless the fields contain a time."""
         when = {} if {"delay", "executeAt"} & fields.keys() else {"executeAt": self.ahead(DUE_SECONDS)}
         timer: Timer = success(self.api("POST", "/timers", {"callbackUrl": url, **when, **fields}))
         return timer
@@ -70,48 +72,49 @@ class Durable(Duetime):
         success(self.api("POST", "/namespaces", {"name": name, **fields}), 201)
         return name
 
-    def see(self, timer: Timer) -> Timer:
-        """The timer as it is now."""
-        seen: Timer = success(
+    def current(self, timer: Timer) -> Timer:
+        """Get the current state of the timer."""
+        found: Timer = success(
             self.api("POST", "/timers/get", {"namespace": timer["namespace"], "timerId": timer["id"]})
         )
-        return seen
+        return found
 
     def path(self, timer: Timer) -> str:
         return f"/timers/{timer['namespace']}/{timer['id']}"
 
     def in_status(self, timer: Timer, *statuses: str) -> Timer:
-        """The timer, once it has one of these statuses."""
+        """Wait until the timer has one of these statuses; returns it."""
 
-        def there() -> Timer | None:
-            seen = self.see(timer)
-            return seen if seen["status"] in statuses else None
+        def reached() -> Timer | None:
+            found = self.current(timer)
+            return found if found["status"] in statuses else None
 
-        found: Timer = until(f"timer {timer['id']} is {' or '.join(statuses)}", there)
+        found: Timer = until(f"timer {timer['id']} is {' or '.join(statuses)}", reached)
         return found
 
     def final(self, timer: Timer) -> Timer:
+        """Wait until the timer is completed, failed or canceled; returns it."""
         return self.in_status(timer, *FINAL)
 
     def attempt(self, timer: Timer) -> Timer:
-        """Let the time of the timer's next attempt come, and return it after that: the one after those shown before."""
-        shown = self._shown.get(self.path(timer), [])
-        # What was due before its attempts were looked at: the attempt may come by itself at any moment.
-        due = instant(self.see(timer)["fireAt"])
+        """Advance the clock to the timer's next attempt and wait until that is recorded; returns the timer."""
+        seen = self._seen.get(self.path(timer), [])
+        # Read the due time before the attempts: a timer that is due may be attempted at any moment.
+        due = instant(self.current(timer)["fireAt"])
         ahead = (due - self.now()) // timedelta(milliseconds=1)
-        if ahead >= 0 and self.attempts(timer) == shown:
+        if ahead >= 0 and self.attempts(timer) == seen:
             self.advance(f"{ahead + 1}ms")
-        self._shown[self.path(timer)] = until(
-            "the attempt is recorded", lambda: (made := self.attempts(timer)) != shown and made
+        self._seen[self.path(timer)] = until(
+            "the attempt is recorded", lambda: (made := self.attempts(timer)) != seen and made
         )
-        return self.see(timer)
+        return self.current(timer)
 
     def attempts(self, timer: Timer) -> list[dict[str, Any]]:
         attempts: list[dict[str, Any]] = success(self.api("GET", self.path(timer) + "/attempts"))["attempts"]
         return attempts
 
     def run(self, url: str, **fields: Any) -> Timer:
-        """Make a timer that is due at once, and return what became of it."""
+        """Create a timer that is due at once, and wait until it is final; returns it."""
         return self.final(self.make(url, delay="0s", **fields))
 
     def batch(self, items: list[Any]) -> list[dict[str, Any]]:
@@ -119,7 +122,7 @@ class Durable(Duetime):
         return results
 
     def pages(self, query: str, limit: int) -> list[Timer]:
-        """Everything a list has, page by page."""
+        """All timers of a list, read page by page."""
         found: list[Timer] = []
         cursor = ""
         while True:
@@ -131,4 +134,5 @@ class Durable(Duetime):
             cursor = f"&cursor={page['nextCursor']}"
 
     def at(self, seconds: float) -> datetime:
+        """The time this many seconds from now, by the service's clock."""
         return self.now() + timedelta(seconds=seconds)

@@ -1,4 +1,4 @@
-"""Budgets in bytes and time for requests: over real sockets, on both event loops."""
+"""Limits on the memory and the time of requests, over real sockets and on both event loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import uvloop
 
 from duetime.doors import connection as connections
 from duetime.doors import server as servers
-from duetime.doors.budget import SMALL_BYTES_MAX
+from duetime.doors.body_budget import SMALL_BYTES_MAX
+from duetime.doors.connection import Connection
 from duetime.doors.http import Application, Handler, Keys, Request, Response, TooBusy, TooSlow, Unauthorized
 from duetime.doors.server import ANONYMOUS_PART, Server, bind
 from duetime.errors import PayloadTooLarge
@@ -46,7 +47,7 @@ class Door:
         return await self.open(request)
 
     async def open(self, request: Request) -> Response:
-        """Holds on to the body until it may go."""
+        """Keeps the body in memory until ``go`` is set."""
         body = await request.body(BODY_MAX)
         self.read += 1
         await self.go.wait()
@@ -81,12 +82,12 @@ class Client:
         return await self.answer()
 
     async def closed(self) -> bytes:
-        """What came until the server closed the connection."""
-        said = b""
+        """Read until the server closes the connection; returns all bytes."""
+        received = b""
         with suppress(ConnectionError):
             while piece := await self._reader.read(65_536):
-                said += piece
-        return said
+                received += piece
+        return received
 
 
 class Stage:
@@ -118,7 +119,7 @@ Scene = Callable[[Stage], Awaitable[None]]
 
 @pytest.fixture(params=LOOPS)
 def play(request: pytest.FixtureRequest) -> Callable[[Scene], None]:
-    """Runs a scene against a server; once everybody has left, no byte may be counted any more."""
+    """Runs a scene against a server; once all clients have disconnected, the server must hold no bytes."""
 
     async def played(scene: Scene) -> None:
         door = Door()
@@ -151,11 +152,13 @@ def post(body: bytes, path: bytes = b"/locked", *, key: bytes = KEY, chunk: int 
     )
 
 
-# Bytes.
+# Memory.
 
 
 @pytest.mark.parametrize("chunk", [0, 8_000], ids=["announced", "chunked"])
-def test_bodies_beyond_the_budget_are_refused_and_small_ones_are_not(play: Callable[[Scene], None], chunk: int) -> None:
+def test_large_bodies_beyond_the_budget_are_rejected_and_small_bodies_are_not(
+    play: Callable[[Scene], None], chunk: int
+) -> None:
     async def scene(stage: Stage) -> None:
         first, second, third, small = [await stage.connect() for _ in range(4)]
         await first.send(post(bytes(BODY_MAX), chunk=chunk))
@@ -175,7 +178,7 @@ def test_bodies_beyond_the_budget_are_refused_and_small_ones_are_not(play: Calla
     play(scene)
 
 
-def test_requests_without_the_key_hold_nothing(play: Callable[[Scene], None]) -> None:
+def test_rejected_keys_hold_no_memory(play: Callable[[Scene], None]) -> None:
     async def scene(stage: Stage) -> None:
         for chunk in (0, 5_000):
             client = await stage.connect()
@@ -185,7 +188,7 @@ def test_requests_without_the_key_hold_nothing(play: Callable[[Scene], None]) ->
     play(scene)
 
 
-def test_anonymous_bodies_do_not_take_the_place_of_others(play: Callable[[Scene], None]) -> None:
+def test_anonymous_bodies_do_not_use_the_budget_of_authenticated_bodies(play: Callable[[Scene], None]) -> None:
     async def scene(stage: Stage) -> None:
         share = TOTAL // ANONYMOUS_PART
         count = share // SMALL
@@ -201,7 +204,7 @@ def test_anonymous_bodies_do_not_take_the_place_of_others(play: Callable[[Scene]
     play(scene)
 
 
-def test_a_body_counts_until_its_answer_is_read(play: Callable[[Scene], None]) -> None:
+def test_body_is_counted_until_its_response_is_read(play: Callable[[Scene], None]) -> None:
     async def scene(stage: Stage) -> None:
         client = await stage.connect()
         await client.send(post(bytes(BODY_MAX), b"/mirror"))
@@ -215,7 +218,7 @@ def test_a_body_counts_until_its_answer_is_read(play: Callable[[Scene], None]) -
     play(scene)
 
 
-def test_tiny_chunks_are_kept_as_one_piece(play: Callable[[Scene], None]) -> None:
+def test_body_of_one_byte_chunks_is_joined(play: Callable[[Scene], None]) -> None:
     async def scene(stage: Stage) -> None:
         stage.door.go.set()
         client = await stage.connect()
@@ -224,20 +227,21 @@ def test_tiny_chunks_are_kept_as_one_piece(play: Callable[[Scene], None]) -> Non
     play(scene)
 
 
-def test_pipelined_requests_wait_unparsed(play: Callable[[Scene], None]) -> None:
+def test_pipelined_requests_are_parsed_a_few_at_a_time(play: Callable[[Scene], None]) -> None:
     async def scene(stage: Stage) -> None:
         client = await stage.connect()
         client.writer.write(post(b"") + GET * 20_000)
         await stage.until_read(1)
         await asyncio.sleep(0.05)
         (connection,) = stage.server.connections
+        assert isinstance(connection, Connection)
         assert 0 < len(connection._waiting) <= connections.PARSED_AT_ONCE_MAX // len(GET) + 1
 
     play(scene)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_byte_stays_counted_after_a_hostile_mix(play: Callable[[Scene], None], seed: int) -> None:
+def test_no_bytes_stay_counted_after_a_mix_of_hostile_requests(play: Callable[[Scene], None], seed: int) -> None:
     rng = random.Random(seed)
 
     async def hostile(stage: Stage) -> None:
@@ -274,33 +278,34 @@ def test_no_byte_stays_counted_after_a_hostile_mix(play: Callable[[Scene], None]
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "GRACE_SECONDS", 0.3)
     monkeypatch.setattr(connections, "BODY_BYTES_PER_SECOND_MIN", 10_000)
-    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(servers, "TIMEOUT_CHECK_SECONDS", 0.02)
 
 
 async def trickle(client: Client, data: bytes) -> bytes:
-    """What the server said until it closed, while the client sent a byte now and then."""
-    heard = asyncio.create_task(client.closed())
-    while not heard.done():
+    """Send ``data`` every 50 ms until the server closes the connection; returns what the server sent."""
+    received = asyncio.create_task(client.closed())
+    while not received.done():
         await client.send(data)
-        await asyncio.wait([heard], timeout=0.05)
-    return await heard
+        await asyncio.wait([received], timeout=0.05)
+    return await received
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_that_trickles_gets_a_408(play: Callable[[Scene], None], chunked: bool) -> None:
+def test_slow_body_gets_a_408(play: Callable[[Scene], None], chunked: bool) -> None:
     async def scene(stage: Stage) -> None:
         client = await stage.connect()
         request = post(b"x" * 100_000, chunk=1 if chunked else 0)
         await client.send(request[: request.index(b"\r\n\r\n") + 4])
-        said = await trickle(client, b"1\r\nx\r\n" if chunked else b"x")
-        assert said.startswith(b"HTTP/1.1 408 ") and b"connection: close" in said and b"too slowly" in said
+        response = await trickle(client, b"1\r\nx\r\n" if chunked else b"x")
+        assert response.startswith(b"HTTP/1.1 408 ")
+        assert b"connection: close" in response and b"too slowly" in response
 
     play(scene)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_body_that_trickles_behind_its_refusal_is_cut_off(play: Callable[[Scene], None]) -> None:
+def test_slow_body_of_a_rejected_request_is_cut_off(play: Callable[[Scene], None]) -> None:
     async def scene(stage: Stage) -> None:
         client = await stage.connect()
         await client.send(post(b"x" * 100_000, key=b"no")[:-100_000])
@@ -311,7 +316,7 @@ def test_a_body_that_trickles_behind_its_refusal_is_cut_off(play: Callable[[Scen
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_head_that_trickles_is_cut_off(play: Callable[[Scene], None]) -> None:
+def test_slow_head_is_cut_off(play: Callable[[Scene], None]) -> None:
     async def scene(stage: Stage) -> None:
         client = await stage.connect()
         await client.send(GET[:-2])
@@ -321,12 +326,12 @@ def test_a_head_that_trickles_is_cut_off(play: Callable[[Scene], None]) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_large_body_may_take_longer_than_a_small_one(play: Callable[[Scene], None]) -> None:
+def test_time_limit_grows_with_the_size_of_the_body(play: Callable[[Scene], None]) -> None:
     async def scene(stage: Stage) -> None:
         stage.door.go.set()
         client = await stage.connect()
         request = post(bytes(400_000))
-        for at in range(0, len(request), 20_000):  # in four times the grace, as fast as is wanted
+        for at in range(0, len(request), 20_000):  # takes four times the grace, but keeps the minimum rate
             await client.send(request[at : at + 20_000])
             await asyncio.sleep(0.06)
         assert (await client.answer())[0] == 200

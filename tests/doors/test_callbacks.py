@@ -1,4 +1,4 @@
-"""What a receiver gets, to the byte, and what its answer makes of the timer."""
+"""The requests that receivers get, byte for byte, and the effect of their responses on the timer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import msgspec
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from duetime import __version__
 from duetime.clock import SystemClock
-from duetime.deliverers.signing import to_text
+from duetime.instants import EPOCH, Instant
 from duetime.model import (
     SINGLE_ATTEMPT,
     BodyFormat,
@@ -27,12 +26,15 @@ from duetime.model import (
     Secret,
     Timer,
 )
-from duetime.stores.sqlite import SqliteStore
+from duetime.secret_rotation import to_text
+from duetime.stores.sqlite.store import SqliteStore
+from duetime.version import __version__
+from tests.clocks import all_at
 from tests.servers import Duetime, Receiver, Reply, instant, until, unused_port
 
 
 class TestHeaders:
-    def test_all_of_them(self, service: Duetime, receiver: Receiver) -> None:
+    def test_request_has_the_documented_headers_and_no_others(self, service: Duetime, receiver: Receiver) -> None:
         own = {"Authorization": "Bearer token123", "X-Custom-Header": "value", "x-empty": "", "X-Latin": "café"}
         id = service.fired(receiver.url("/headers?a=%20b&c"), callback_headers=own, callback_payload={})["id"]
         [request] = receiver.at("/headers?a=%20b&c")
@@ -53,11 +55,11 @@ class TestHeaders:
         assert headers.pop("duetime-timer") == f"default/{id}"
         trace = re.fullmatch(r"00-([0-9a-f]{32})-([0-9a-f]{16})-01", headers.pop("traceparent"))
         assert trace and int(trace[1], 16) and int(trace[2], 16)
-        assert headers == {}  # no signature without a secret, and nothing else either
+        assert headers == {}  # without a secret, there is no signature
         names = [line.partition(b":")[0].lower() for line in request.head.split(b"\r\n")[1:]]
         assert len(names) == len(set(names))
 
-    def test_a_client_may_say_what_it_sends_and_who_it_is(self, service: Duetime, receiver: Receiver) -> None:
+    def test_timer_can_override_content_type_and_user_agent(self, service: Duetime, receiver: Receiver) -> None:
         own = {"content-type": "application/vnd.api+json", "User-Agent": "mine/1"}
         service.fired(receiver.url("/own-headers"), callback_headers=own)
         [request] = receiver.at("/own-headers")
@@ -65,18 +67,18 @@ class TestHeaders:
         assert request.headers["user-agent"] == "mine/1"
         assert request.head.lower().count(b"content-type") == request.head.lower().count(b"user-agent") == 1
 
-    def test_sixty_four_headers(self, service: Duetime, receiver: Receiver) -> None:
+    def test_timer_can_have_64_headers(self, service: Duetime, receiver: Receiver) -> None:
         own = {f"X-{n}": str(n) for n in range(64)}
         service.fired(receiver.url("/many-headers"), callback_headers=own)
         [request] = receiver.at("/many-headers")
         assert all(request.headers[name.lower()] == value for name, value in own.items())
 
-    def test_the_timestamp_is_that_of_the_attempt(self, service: Duetime, receiver: Receiver) -> None:
+    def test_webhook_timestamp_is_the_time_of_the_attempt(self, service: Duetime, receiver: Receiver) -> None:
         timer = service.fired(receiver.url("/timestamp"))
         sent = int(receiver.at("/timestamp")[0].headers["webhook-timestamp"])
         assert int(instant(timer["execute_at"]).timestamp()) <= sent <= instant(timer["executed_at"]).timestamp()
 
-    def test_ids_over_retries_updates_and_timers(self, service: Duetime, receiver: Receiver) -> None:
+    def test_retries_share_webhook_id_and_trace_but_not_the_span(self, service: Duetime, receiver: Receiver) -> None:
         policy = {"max_retries": 2, "initial_interval": "1m", "jitter": False}
         id = service.create(receiver.reply("/ids", Reply(500)), retry_policy=policy)
         service.advance()
@@ -120,7 +122,7 @@ class TestBody:
         ],
         ids=lambda payload: payload[:40].decode(),
     )
-    def test_is_the_payload_as_it_was_sent(self, service: Duetime, receiver: Receiver, payload: bytes) -> None:
+    def test_body_is_the_payload_byte_for_byte(self, service: Duetime, receiver: Receiver, payload: bytes) -> None:
         path = f"/body-{uuid.uuid4()}"
         head = json.dumps({"execute_at": service.ahead(10), "callback_url": receiver.url(path)}).encode()
         body = head[:-1] + b', "callback_payload":\n ' + payload + b" \n}"
@@ -131,13 +133,13 @@ class TestBody:
         got = service.request("GET", f"/timers/{id}")
         assert got.body["data"]["callback_payload"] == json.loads(payload)
 
-    def test_is_empty_without_a_payload(self, service: Duetime, receiver: Receiver) -> None:
+    def test_body_is_empty_without_a_payload(self, service: Duetime, receiver: Receiver) -> None:
         service.fired(receiver.url("/no-body"))
         [request] = receiver.at("/no-body")
         assert request.body == b"" and request.headers["content-length"] == "0"
         assert request.headers["content-type"] == "application/json"
 
-    def test_survives_a_restart_and_an_update_of_something_else(self, tmp_path: Path, receiver: Receiver) -> None:
+    def test_payload_survives_a_restart_and_other_updates(self, tmp_path: Path, receiver: Receiver) -> None:
         payload = b'{ "n":  12345678901234567890123, "s": "\\u0041" }'
         with Duetime(tmp_path, virtual_clock=True) as service:
             head = json.dumps({"execute_at": service.ahead(3600), "callback_url": receiver.url("/kept")}).encode()
@@ -151,16 +153,16 @@ class TestBody:
         assert [request.body for request in receiver.at("/kept")] == [payload]
 
 
-class TestAnswers:
+class TestResponses:
     @pytest.mark.parametrize("status", [200, 201, 202, 204, 206, 299])
-    def test_two_hundreds_complete(self, service: Duetime, receiver: Receiver, status: int) -> None:
+    def test_2xx_response_completes_the_timer(self, service: Duetime, receiver: Receiver, status: int) -> None:
         reply = Reply(status, body=b"" if status == 204 else b"whatever \xff")
         timer = service.fired(receiver.reply(f"/answer-{status}", reply))
         assert (timer["status"], timer["last_error"]) == ("completed", None)
         assert instant(timer["executed_at"]) >= instant(timer["execute_at"])
 
     @pytest.mark.parametrize("status", [300, 304, 400, 401, 404, 410, 429, 500, 502, 503, 599])
-    def test_others_fail(self, service: Duetime, receiver: Receiver, status: int) -> None:
+    def test_other_statuses_fail_the_timer(self, service: Duetime, receiver: Receiver, status: int) -> None:
         reply = Reply(status, body=b"" if status == 304 else b'{"ok": true}')
         timer = service.fired(receiver.reply(f"/answer-{status}", reply))
         assert (timer["status"], timer["last_error"]) == ("failed", f"HTTP {status}")
@@ -171,15 +173,15 @@ class TestAnswers:
     def test_redirects_are_not_followed(self, service: Duetime, receiver: Receiver, status: int) -> None:
         away = Reply(status, headers={"Location": receiver.url(f"/elsewhere-{status}")})
         timer = service.fired(receiver.reply(f"/redirect-{status}", away))
-        assert (timer["status"], timer["last_error"]) == ("failed", f"HTTP {status}")
+        assert (timer["status"], timer["last_error"]) == ("failed", f"HTTP {status}: redirects are not followed")
         assert not receiver.at(f"/elsewhere-{status}")
 
-    def test_nobody_listens(self, service: Duetime) -> None:
+    def test_refused_connection_fails_the_timer(self, service: Duetime) -> None:
         with unused_port() as port:
             timer = service.fired(f"http://127.0.0.1:{port}/")
         assert timer["status"] == "failed" and "refused" in timer["last_error"].lower() and timer["executed_at"]
 
-    def test_tls_to_what_does_not_speak_it(self, service: Duetime, receiver: Receiver) -> None:
+    def test_tls_to_a_plain_http_receiver_fails_the_timer(self, service: Duetime, receiver: Receiver) -> None:
         timer = service.fired(f"https://127.0.0.1:{receiver.port}/tls")
         assert timer["status"] == "failed" and timer["last_error"] and timer["executed_at"]
 
@@ -195,25 +197,25 @@ class TestAnswers:
         ],
         ids=["closed", "nonsense", "half-a-body", "half-a-head", "bad-chunk", "ssh"],
     )
-    def test_no_whole_answer_fails(
+    def test_incomplete_or_invalid_response_fails_the_timer(
         self, service: Duetime, receiver: Receiver, reply: Reply, request: pytest.FixtureRequest
     ) -> None:
         timer = service.fired(receiver.reply(f"/{request.node.name}", reply))
         assert timer["status"] == "failed" and timer["last_error"] and timer["executed_at"]
 
-    def test_an_endless_answer_is_not_read_to_its_end(self, service: Duetime, receiver: Receiver) -> None:
-        """Only the status counts here, and of the body at most 64 KiB are read: more does not make it fail."""
+    def test_large_response_body_does_not_fail_the_timer(self, service: Duetime, receiver: Receiver) -> None:
+        """Only the status counts, and at most 64 KiB of the body are read."""
         timer = service.fired(receiver.reply("/big", Reply(200, body=b"x" * 5_000_000)))
         assert timer["status"] == "completed"
 
-    def test_error_texts_are_short_and_on_one_line(self, service: Duetime, receiver: Receiver) -> None:
+    def test_last_error_does_not_repeat_a_long_reason_phrase(self, service: Duetime, receiver: Receiver) -> None:
         raw = b"HTTP/1.1 500 " + b"a" * 5000 + b"\r\nContent-Length: 0\r\n\r\n"
         error = service.fired(receiver.reply("/long-reason", Reply(raw=raw)))["last_error"]
         assert error == "HTTP 500"
 
 
-def stored(path: Path, timers: list[Timer], secrets: tuple[Secret, ...] = ()) -> None:
-    """Put timers and secrets into the file of a service that is not running."""
+def put_into_file(path: Path, timers: list[Timer], secrets: tuple[Secret, ...] = ()) -> None:
+    """Put timers and secrets into the database file of a stopped service."""
 
     async def put() -> None:
         store = SqliteStore(path, SystemClock())
@@ -232,8 +234,8 @@ def stored(path: Path, timers: list[Timer], secrets: tuple[Secret, ...] = ()) ->
 
 
 class TestTimeouts:
-    def test_a_receiver_that_never_answers(self, tmp_path: Path, receiver: Receiver) -> None:
-        """The door's timeout is always 30 s, so this timer comes from the store, with a shorter one."""
+    def test_receiver_that_never_responds_fails_the_timer(self, tmp_path: Path, receiver: Receiver) -> None:
+        """The platform API always sets 30 s, so a timer with a shorter timeout is put into the store."""
         url = receiver.reply("/silent", Reply(hang=True))
         definition = Definition(
             target=HttpTarget(url=url),
@@ -243,20 +245,19 @@ class TestTimeouts:
             protocol=ResponseProtocol.STATUS,
         )
         now = SystemClock().now()
-        times = {name: now for name in ("execute_at", "fire_at", "created_at", "updated_at")}
         id = str(uuid.uuid4())
-        stored(
+        put_into_file(
             tmp_path / "duetime.db",
-            [Timer(namespace="default", id=id, shard=0, definition=definition, revision=1, firing=1, **times)],
+            [Timer("default", id, 0, definition, *all_at(now), revision=1, firing=1)],
         )
         with Duetime(tmp_path) as service:
             timer = service.finished(id)
-        assert (timer["status"], timer["last_error"]) == ("failed", "no answer within 1s")
+        assert (timer["status"], timer["last_error"]) == ("failed", "no response within 1s")
         assert instant(timer["executed_at"]) > instant(timer["execute_at"])
         assert len(receiver.wait("/silent")) == 1
 
-    def test_the_timeout_of_the_door_is_thirty_seconds(self, tmp_path: Path) -> None:
-        """Seen in the store: waiting for it would take as long."""
+    def test_platform_api_sets_a_timeout_of_30_seconds(self, tmp_path: Path) -> None:
+        """Reads the timeout from the store, because waiting for it would take 30 s."""
         with Duetime(tmp_path) as service:
             id = service.create("http://127.0.0.1:9/", seconds=3600)
             service.kill()
@@ -274,14 +275,14 @@ class TestTimeouts:
 
 
 class TestSignatures:
-    OLD = Secret(id="old", key=b"o" * 32, created_at=0, expires_at=2**50)
-    NEW = Secret(id="new", key=b"n" * 32, created_at=1)
-    GONE = Secret(id="gone", key=b"g" * 32, created_at=0, expires_at=1)
+    OLD = Secret(id="old", key=b"o" * 32, created_at=EPOCH, expires_at=Instant(2**50))
+    NEW = Secret(id="new", key=b"n" * 32, created_at=Instant(1))
+    GONE = Secret(id="gone", key=b"g" * 32, created_at=EPOCH, expires_at=Instant(1))
 
     @pytest.fixture
     def sign(self, tmp_path: Path, receiver: Receiver) -> Callable[..., Any]:
         def deliver(path: str, *secrets: Secret, **fields: Any) -> Any:
-            stored(tmp_path / "duetime.db", [], secrets)
+            put_into_file(tmp_path / "duetime.db", [], secrets)
             with Duetime(tmp_path, virtual_clock=True) as service:
                 service.fired(receiver.url(path), **fields)
             [request] = receiver.at(path)
@@ -289,7 +290,7 @@ class TestSignatures:
 
         return deliver
 
-    def test_one_secret(self, sign: Callable[..., Any]) -> None:
+    def test_request_is_signed_with_the_secret(self, sign: Callable[..., Any]) -> None:
         request = sign("/signed", self.NEW, callback_payload={"amount": "12.30", "ü": [1]})
         assert len(request.headers["webhook-signature"].split()) == 1
         checked = Webhook(to_text(self.NEW.key))
@@ -303,7 +304,7 @@ class TestSignatures:
         with pytest.raises(WebhookVerificationError):
             Webhook(to_text(self.OLD.key)).verify(request.body, request.headers)
 
-    def test_during_a_rotation_both_sign(self, sign: Callable[..., Any]) -> None:
+    def test_both_secrets_sign_during_a_rotation(self, sign: Callable[..., Any]) -> None:
         request = sign("/rotation", self.NEW, self.OLD, self.GONE, callback_payload=[1])
         assert len(request.headers["webhook-signature"].split()) == 2
         for secret in (self.NEW, self.OLD):

@@ -1,4 +1,4 @@
-"""Limits on connections: which one is closed when there are too many, over real sockets and on both event loops."""
+"""Limits on connections and which connection is closed at a limit, over real sockets and on both event loops."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import pytest
 import uvloop
 
 from duetime.clock import SystemClock
-from duetime.doors.admission import GONE_MAX, SCAN_MAX, Admission, Group
-from duetime.doors.connection import Connection
+from duetime.doors.connection_limits import GONE_MAX, SCAN_MAX, ConnectionLimits, Group
+from duetime.doors.host import Served
 from duetime.doors.http import Application, Handler, Keys, Request, Response, Unauthorized
 from duetime.doors.server import Server, bind
 from duetime.doors.sessions import CookieSessions, SessionDoor
+from duetime.store import ALL_ABILITIES
 from duetime.stores.memory import MemoryStore
 from duetime.telemetry import Telemetry
 
@@ -83,8 +84,8 @@ class Door:
 class Counting(Server):
     arrived = 0
 
-    def came(self, connection: Connection, now: float) -> None:
-        super().came(connection, now)
+    def connected(self, connection: Served, now: float) -> None:
+        super().connected(connection, now)
         self.arrived += 1
 
 
@@ -123,7 +124,7 @@ class Stage:
         self._clients: list[Client] = []
 
     async def connect(self, address: int = 1) -> Client:
-        """A connection that the server has judged, from an address of its own loopback."""
+        """Connect from ``127.0.0.{address}`` and wait until the server has applied its limits."""
         arrived = self.server.arrived
         local = (f"127.0.0.{address}", 0)
         client = Client(*await asyncio.open_connection("127.0.0.1", self._port, local_addr=local))
@@ -133,7 +134,7 @@ class Stage:
         return client
 
     async def connected(self, count: int, request: bytes = b"", *, addresses: int = 1) -> list[Client]:
-        """Many connections, spread over so many addresses, each of which has had an answer to the request."""
+        """Make ``count`` connections from this many addresses; each sends the request and gets its response."""
         clients = []
         for n in range(count):
             clients.append(await self.connect(1 + n % addresses))
@@ -143,7 +144,7 @@ class Stage:
         return clients
 
     async def holding(self, count: int, request: bytes, *, addresses: int = 1) -> list[Client]:
-        """Many connections with a request under way on each."""
+        """Make ``count`` connections from this many addresses, each with a request in progress."""
         clients = []
         for n in range(count):
             clients.append(await self.connect(1 + n % addresses))
@@ -153,13 +154,13 @@ class Stage:
         return clients
 
     def counts(self) -> tuple[int, int]:
-        """Connections that are signed in, and those that are not, as the metrics say."""
+        """The numbers of connections that are signed in and that are not, from the metrics."""
         return round(self._metric('duetime_connections{signed_in="yes"}')), round(
             self._metric('duetime_connections{signed_in="no"}')
         )
 
     def closed(self) -> tuple[int, int]:
-        """Connections closed for the limit on all, and for that on one address, as the metrics say."""
+        """The numbers of connections closed for the total limit and for the limit per address, from the metrics."""
         return round(self._metric('duetime_connections_closed_total{reason="limit"}')), round(
             self._metric('duetime_connections_closed_total{reason="address"}')
         )
@@ -184,13 +185,13 @@ async def until(true: Callable[[], bool]) -> None:
 
 @pytest.fixture(params=LOOPS)
 def play(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Play:
-    """Runs a scene against a server with room for ``TOTAL`` connections, which then has to forget all of them."""
+    """Runs a scene against a server for ``TOTAL`` connections, which must forget all of them at the end."""
 
     async def played(scene: Scene, total: int, *, key_needed: bool) -> None:
         door, telemetry = Door(), Telemetry()
-        session = SessionDoor(door.keys, SESSIONS, refusal=door.refusal)
+        session = SessionDoor(door.keys, SESSIONS, ALL_ABILITIES, refusal=door.refusal)
         application = Application([door, session], fallback=door, under={})
-        server = Counting(application, Admission(total, telemetry, key_needed=key_needed))
+        server = Counting(application, ConnectionLimits(total, telemetry, key_needed=key_needed))
         listener = bind("127.0.0.1", 0)
         stage = Stage(door, server, telemetry, listener.getsockname()[1])
         async with asyncio.TaskGroup() as tasks:
@@ -218,7 +219,7 @@ def play(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Pl
 # Anonymous connections.
 
 
-def test_anonymous_connections_have_half_of_the_total(play: Play) -> None:
+def test_anonymous_connections_are_limited_to_half_of_the_total(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         clients = await stage.connected(ANONYMOUS_MAX, addresses=4)
         assert stage.counts() == (0, ANONYMOUS_MAX) and stage.closed() == (0, 0)
@@ -231,7 +232,7 @@ def test_anonymous_connections_have_half_of_the_total(play: Play) -> None:
     play(scene)
 
 
-def test_the_connection_that_was_idle_longest_is_closed(play: Play) -> None:
+def test_longest_idle_connection_is_closed(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         clients = await stage.connected(ANONYMOUS_MAX, addresses=4)
         for n in (0, 1, 3):
@@ -245,7 +246,7 @@ def test_the_connection_that_was_idle_longest_is_closed(play: Play) -> None:
     play(scene)
 
 
-def test_when_all_were_active_the_first_of_them_is_closed(play: Play) -> None:
+def test_activity_restarts_the_idle_time(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         clients = await stage.connected(ANONYMOUS_MAX, addresses=4)
         for client in reversed(clients):
@@ -258,7 +259,7 @@ def test_when_all_were_active_the_first_of_them_is_closed(play: Play) -> None:
     play(scene)
 
 
-def test_anonymous_connections_from_one_address_have_a_quarter_of_the_total(play: Play) -> None:
+def test_anonymous_connections_of_one_address_are_limited_to_a_quarter_of_the_total(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         other = await stage.connect(2)
         clients = await stage.connected(PER_ADDRESS_MAX)
@@ -271,7 +272,7 @@ def test_anonymous_connections_from_one_address_have_a_quarter_of_the_total(play
     play(scene)
 
 
-def test_connections_that_come_at_once_have_no_more_room(play: Play) -> None:
+def test_limits_hold_for_simultaneous_connections(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         await asyncio.gather(*(stage.connect(n) for n in range(1, 101)))
         await until(lambda: stage.server.arrived == 100)
@@ -280,7 +281,7 @@ def test_connections_that_come_at_once_have_no_more_room(play: Play) -> None:
     play(scene)
 
 
-def test_a_wrong_key_does_not_sign_in(play: Play) -> None:
+def test_wrong_key_does_not_sign_a_connection_in(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         client = await stage.connect()
         assert await client.ask(WRONG_KEY) == 401
@@ -290,7 +291,7 @@ def test_a_wrong_key_does_not_sign_in(play: Play) -> None:
     play(scene)
 
 
-def test_when_all_from_an_address_are_busy_the_newcomer_is_closed(play: Play) -> None:
+def test_new_connection_is_closed_if_all_others_of_its_address_are_busy(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         clients = await stage.holding(PER_ADDRESS_MAX, HOLD)
         await (await stage.connect()).closed()
@@ -303,7 +304,7 @@ def test_when_all_from_an_address_are_busy_the_newcomer_is_closed(play: Play) ->
     play(scene)
 
 
-def test_when_all_anonymous_ones_are_busy_the_newcomer_is_closed(play: Play) -> None:
+def test_new_connection_is_closed_if_all_anonymous_connections_are_busy(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         clients = await stage.holding(ANONYMOUS_MAX - 1, HOLD, addresses=4)
         idle = await stage.connect(9)
@@ -340,7 +341,7 @@ def test_connections_that_wait_for_their_client_count_as_idle(play: Play, sent: 
             client.send(sent)
             await asyncio.sleep(TICK_SECONDS)
         assert stage.closed() == (ANONYMOUS_MAX, 0)
-        await until(lambda: len(stage.server.connections) == ANONYMOUS_MAX)  # none of them lingers
+        await until(lambda: len(stage.server.connections) == ANONYMOUS_MAX)
         newcomer = await stage.connect()
         assert await newcomer.ask(SIGNED_IN) == 200
         assert stage.counts() == (1, ANONYMOUS_MAX - 1)
@@ -351,7 +352,7 @@ def test_connections_that_wait_for_their_client_count_as_idle(play: Play, sent: 
 # Connections with a key.
 
 
-def test_a_flood_leaves_signed_in_connections_alone(play: Play) -> None:
+def test_flood_does_not_close_signed_in_connections(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         clients = await stage.connected(10, SIGNED_IN, addresses=2)
         for n in range(60):
@@ -368,7 +369,7 @@ def test_a_flood_leaves_signed_in_connections_alone(play: Play) -> None:
     play(scene)
 
 
-def test_signed_in_connections_from_one_address_may_use_the_total(play: Play) -> None:
+def test_signed_in_connections_of_one_address_can_use_the_total(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         clients = await stage.connected(TOTAL, SIGNED_IN)
         assert all(client.open for client in clients)
@@ -377,7 +378,7 @@ def test_signed_in_connections_from_one_address_may_use_the_total(play: Play) ->
     play(scene)
 
 
-def test_at_the_total_the_newcomer_closes_the_longest_idle_signed_in_connection(play: Play) -> None:
+def test_new_connection_at_the_total_closes_the_longest_idle_signed_in_connection(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         [busy] = await stage.holding(1, HOLD_SIGNED_IN)
         clients = await stage.connected(TOTAL - 1, SIGNED_IN)
@@ -392,7 +393,7 @@ def test_at_the_total_the_newcomer_closes_the_longest_idle_signed_in_connection(
     play(scene)
 
 
-def test_at_the_total_a_flood_closes_its_own_connections_first(play: Play) -> None:
+def test_flood_at_the_total_closes_anonymous_connections_first(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         clients = await stage.connected(TOTAL - 3, SIGNED_IN)
         flood = [await stage.connect(2 + n) for n in range(20)]
@@ -402,7 +403,7 @@ def test_at_the_total_a_flood_closes_its_own_connections_first(play: Play) -> No
     play(scene)
 
 
-def test_when_all_are_busy_the_newcomer_is_closed(play: Play) -> None:
+def test_new_connection_is_closed_if_all_are_busy(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         clients = await stage.holding(TOTAL, HOLD_SIGNED_IN)
         await (await stage.connect()).closed()
@@ -414,7 +415,7 @@ def test_when_all_are_busy_the_newcomer_is_closed(play: Play) -> None:
     play(scene)
 
 
-def test_a_session_signs_in(play: Play) -> None:
+def test_session_signs_a_connection_in(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         first, second, third = [await stage.connect() for _ in range(3)]
         body = b'{"apiKey": "%b"}' % KEY.encode()
@@ -442,11 +443,15 @@ def test_without_a_key_every_connection_counts_as_signed_in(play: Play) -> None:
     play(scene, key_needed=False)
 
 
-def test_a_response_that_was_just_written_is_sent_before_its_connection_is_closed(play: Play) -> None:
+def test_written_response_is_sent_before_the_connection_is_closed(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         client = await stage.connect()
         [connection] = stage.server.connections
-        stage.door.before_answer = lambda: asyncio.get_running_loop().call_soon(connection.drop) and None
+
+        def soon_dropped() -> None:
+            asyncio.get_running_loop().call_soon(connection.drop)
+
+        stage.door.before_answer = soon_dropped
         client.send(ANONYMOUS)
         assert await client.answer() == (200, b"open")
         await client.closed()
@@ -462,10 +467,10 @@ class Fake:
 
     def __init__(self, since: float | None) -> None:
         self.since = since
-        self.asked = 0
+        self.times_examined = 0
 
     def idle_since(self) -> float | None:
-        self.asked += 1
+        self.times_examined += 1
         return self.since
 
     def drop(self) -> None: ...
@@ -479,10 +484,10 @@ def grouped(fakes: list[Fake], now: float = 0.0) -> Group:
 
 
 def examined(fakes: list[Fake]) -> int:
-    return sum(fake.asked for fake in fakes)
+    return sum(fake.times_examined for fake in fakes)
 
 
-def test_a_search_among_idle_connections_examines_one() -> None:
+def test_search_among_idle_connections_examines_one() -> None:
     fakes = [Fake(0) for _ in range(10_000)]
     group = grouped(fakes)
     for n in range(5_000):
@@ -491,7 +496,7 @@ def test_a_search_among_idle_connections_examines_one() -> None:
     assert examined(fakes) == 5_000
 
 
-def test_a_search_finds_the_longest_idle_of_connections_that_were_active() -> None:
+def test_search_finds_the_longest_idle_of_recently_active_connections() -> None:
     chance = random.Random(7)
     for _ in range(200):
         fakes = [Fake(chance.choice([None, chance.random()])) for _ in range(chance.randrange(1, SCAN_MAX // 2))]
@@ -503,7 +508,7 @@ def test_a_search_finds_the_longest_idle_of_connections_that_were_active() -> No
         assert group.longest_idle(1.0) is None and len(group) == len(fakes) - len(idle)
 
 
-def test_connections_that_were_active_are_examined_once() -> None:
+def test_recently_active_connections_are_examined_once() -> None:
     fakes = [Fake(1) for _ in range(100)]
     group = grouped(fakes)
     assert group.longest_idle(2) is fakes[0]
@@ -512,27 +517,27 @@ def test_connections_that_were_active_are_examined_once() -> None:
     assert examined(fakes) == 102
 
 
-def test_a_search_among_busy_connections_has_an_end() -> None:
+def test_search_among_busy_connections_examines_a_limited_number() -> None:
     fakes = [Fake(None) for _ in range(10_000)]
     group = grouped(fakes)
     assert group.longest_idle(1) is None
     assert examined(fakes) == SCAN_MAX
 
 
-def test_a_search_among_many_connections_that_were_active_finds_one() -> None:
+def test_limited_search_among_recently_active_connections_finds_one() -> None:
     fakes = [Fake(1) for _ in range(10_000)]
     assert grouped(fakes).longest_idle(2) is not None
     assert examined(fakes) == SCAN_MAX
 
 
-def test_a_search_goes_on_where_the_last_one_ended() -> None:
+def test_search_continues_where_the_last_search_ended() -> None:
     idle = Fake(0.5)
     fakes = [*(Fake(None) for _ in range(2 * SCAN_MAX)), idle]
     group = grouped(fakes)
     assert [group.longest_idle(1) for _ in range(3)] == [None, None, idle]
 
 
-def test_a_group_forgets_connections_that_are_gone() -> None:
+def test_group_forgets_closed_connections() -> None:
     group = Group()
     for n in range(10_000):
         fake = Fake(n)
@@ -542,7 +547,7 @@ def test_a_group_forgets_connections_that_are_gone() -> None:
     assert group.longest_idle(1) is None
 
 
-# The limit of the system itself.
+# The operating system's limit on open files.
 
 _AT_THE_LIMIT = """
 import asyncio, sys, time, uvloop
@@ -568,8 +573,8 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 """
 
 
-def test_a_server_without_free_descriptors_neither_ends_nor_spins() -> None:
-    """More connections than the system allows: libuv closes those that it can't accept."""
+def test_server_without_free_descriptors_neither_exits_nor_spins() -> None:
+    """libuv closes the connections that it can't accept."""
     command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", sys.executable, "-c", _AT_THE_LIMIT]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:

@@ -1,4 +1,4 @@
-"""Batches: a thousand creates in one durable write, an answer for each."""
+"""Batches: up to a thousand creates, each with a result of its own, all durable when the response is sent."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.servers import KEY, Receiver
 REQUEST_BYTES_MAX = 256 * 1024
 BATCH_BYTES_MAX = 16 * 1024 * 1024
 SINGLES_MAX = 120
-"""How many single creates a batch of a thousand may cost as much as; it is about 40 where a single one takes 1.2 ms."""
+"""A batch of a thousand may take as long as this many single creates; about 40 where a single one takes 1.2 ms."""
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
-    with Durable(tmp_path_factory.mktemp("durable-batch")) as door:
-        door.namespace("other")
-        yield door
-        assert "Traceback" not in door.stderr, door.stderr
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
+    with Durable(tmp_path_factory.mktemp("durable-batch")) as service:
+        service.namespace("other")
+        yield service
+        assert "Traceback" not in service.stderr, service.stderr
 
 
 def item(**fields: Any) -> dict[str, Any]:
@@ -32,66 +32,70 @@ def item(**fields: Any) -> dict[str, Any]:
 
 
 class TestResults:
-    def test_a_thousand_in_order(self, door: Durable) -> None:
+    def test_results_of_a_thousand_creates_are_in_order(self, service: Durable) -> None:
         items = [item(id=f"k{n}", namespace=("default", "other")[n % 2], payload=n) for n in range(1000)]
-        results = door.batch(items)
+        results = service.batch(items)
         assert [result["status"] for result in results] == [200] * 1000
         assert all(set(result) == {"status", "timer"} for result in results)
         timers = [result["timer"] for result in results]
         assert [timer["payload"] for timer in timers] == list(range(1000))
-        assert timers[0].keys() >= FIELDS and door.see(timers[999]) == timers[999]
-        assert len(door.pages("namespace=other", 1000)) == 500
+        assert timers[0].keys() >= FIELDS and service.current(timers[999]) == timers[999]
+        assert len(service.pages("namespace=other", 1000)) == 500
 
-    def test_repeats(self, door: Durable) -> None:
+    def test_repeated_create_returns_the_same_timer(self, service: Durable) -> None:
         items = [item(id=f"repeat {n}", payload=n) for n in range(5)]
-        first = door.batch(items)
-        again = door.batch([*items, item(id="repeat 5"), item(id="repeat 0", payload="other")])
+        first = service.batch(items)
+        again = service.batch([*items, item(id="repeat 5"), item(id="repeat 0", payload="other")])
         assert again[:5] == first and again[5]["status"] == 200
         assert again[6]["status"] == 409
         failed_as(again[6]["error"], "TIMER_CONFLICT")
-        assert success(door.api("POST", "/timers", items[0])) == first[0]["timer"]
+        assert success(service.api("POST", "/timers", items[0])) == first[0]["timer"]
 
-    def test_duplicates_within_one(self, door: Durable) -> None:
+    def test_duplicates_within_a_batch_create_one_timer(self, service: Durable) -> None:
         same, differs = item(id="twin", payload=1), item(id="twin", payload=2)
-        results = door.batch([same, item(id="between"), same, differs])
+        results = service.batch([same, item(id="between"), same, differs])
         assert [result["status"] for result in results] == [200, 200, 200, 409]
-        assert results[0] == results[2] and door.see(results[0]["timer"])["payload"] == 1
+        assert results[0] == results[2] and service.current(results[0]["timer"])["payload"] == 1
         failed_as(results[3]["error"], "TIMER_CONFLICT")
 
-    def test_ids_that_are_left_out(self, door: Durable) -> None:
-        results = door.batch([item(), item(), item()])
+    def test_omitted_ids_are_generated(self, service: Durable) -> None:
+        results = service.batch([item(), item(), item()])
         assert len({result["timer"]["id"] for result in results}) == 3
 
     @pytest.mark.parametrize("prefer", ["return=minimal", "respond-async, Return = Minimal; a=b", 'return="minimal"'])
-    def test_ids_are_enough_for_who_prefers_that(self, door: Durable, prefer: str) -> None:
+    def test_prefer_return_minimal_returns_ids_only(self, service: Durable, prefer: str) -> None:
         id, taken = f"minimal {prefer}", f"taken {prefer}"
-        door.make(URL, id=taken)
+        service.make(URL, id=taken)
         items = [item(id=id), item(), item(id=id), item(id=taken), item(callbackUrl="nowhere")]
-        answer = door.api("POST", "/timers/batch", {"timers": items}, headers={"X-API-Key": KEY, "Prefer": prefer})
+        answer = service.api("POST", "/timers/batch", {"timers": items}, headers={"X-API-Key": KEY, "Prefer": prefer})
         assert answer.headers["preference-applied"] == "return=minimal"
         first, made, again, *refused = success(answer)["results"]
-        assert first == again == {"status": 200, "id": id} and door.see({"namespace": "default", "id": id})
-        assert set(made) == {"status", "id"} and door.see({"namespace": "default", **made})["status"] == "pending"
+        assert first == again == {"status": 200, "id": id} and service.current({"namespace": "default", "id": id})
+        assert (
+            set(made) == {"status", "id"} and service.current({"namespace": "default", **made})["status"] == "pending"
+        )
         assert [result["error"]["error"] for result in refused] == ["TIMER_CONFLICT", "INVALID_INPUT"]
 
     @pytest.mark.parametrize(
         "prefer", ["", "return=representation, return=minimal", "return=minimalist", "minimal", ",;="]
     )
-    def test_others_get_their_timers(self, door: Durable, prefer: str) -> None:
-        answer = door.api("POST", "/timers/batch", {"timers": [item()]}, headers={"X-API-Key": KEY, "Prefer": prefer})
+    def test_other_prefer_headers_return_timers(self, service: Durable, prefer: str) -> None:
+        answer = service.api(
+            "POST", "/timers/batch", {"timers": [item()]}, headers={"X-API-Key": KEY, "Prefer": prefer}
+        )
         [result] = success(answer)["results"]
         assert set(result) == {"status", "timer"} and "preference-applied" not in answer.headers
 
-    def test_they_fire(self, door: Durable, receiver: Receiver) -> None:
+    def test_timers_of_a_batch_fire(self, service: Durable, receiver: Receiver) -> None:
         url = receiver.url("/batch-fires")
-        results = door.batch([item(callbackUrl=url, delay=delay) for delay in ("0s", "1ms", "10h")])
+        results = service.batch([item(callbackUrl=url, delay=delay) for delay in ("0s", "1ms", "10h")])
         for result in results[:2]:
-            door.final(result["timer"])
-        door.advance("10h")
-        assert door.final(results[2]["timer"])["status"] == "completed"
+            service.final(result["timer"])
+        service.advance("10h")
+        assert service.final(results[2]["timer"])["status"] == "completed"
         assert len(receiver.at("/batch-fires")) == 3
 
-    BAD: list[tuple[Any, int, str, str]] = [
+    INVALID: list[tuple[Any, int, str, str]] = [
         (5, 400, "INVALID_INPUT", "body"),
         (None, 400, "INVALID_INPUT", "body"),
         ([], 400, "INVALID_INPUT", "body"),
@@ -112,35 +116,37 @@ class TestResults:
         (item(payload="x" * REQUEST_BYTES_MAX), 413, "PAYLOAD_TOO_LARGE", ""),
     ]
 
-    def test_bad_ones_do_not_fail_the_others(self, door: Durable) -> None:
-        items = [entry for n, bad in enumerate(self.BAD) for entry in (item(id=f"beside {n}"), bad[0])]
-        results = door.batch(items)
+    def test_invalid_creates_do_not_fail_the_others(self, service: Durable) -> None:
+        items = [entry for n, invalid in enumerate(self.INVALID) for entry in (item(id=f"beside {n}"), invalid[0])]
+        results = service.batch(items)
         assert len(results) == len(items)
-        for n, (_, status, code, field) in enumerate(self.BAD):
+        for n, (_, status, code, field) in enumerate(self.INVALID):
             good, refused = results[2 * n : 2 * n + 2]
             assert good["status"] == 200 and good["timer"]["id"] == f"beside {n}"
             assert set(refused) == {"status", "error"} and refused["status"] == status, refused
             failed_as(refused["error"], code, field or None)
-            assert door.see(good["timer"]) == good["timer"]
+            assert service.current(good["timer"]) == good["timer"]
 
-    def test_only_bad_ones(self, door: Durable) -> None:
-        assert [result["status"] for result in door.batch([{}, 5])] == [400, 400]
+    def test_batch_of_only_invalid_creates_is_accepted(self, service: Durable) -> None:
+        assert [result["status"] for result in service.batch([{}, 5])] == [400, 400]
 
-    def test_a_repeat_after_its_time(self, door: Durable, receiver: Receiver) -> None:
-        items = [item(id="late", delay=None, executeAt=door.ahead(10), callbackUrl=receiver.url("/batch-late"))]
-        [first] = door.batch(items)
-        door.advance()
-        done = door.final(first["timer"])
-        assert success(door.api("POST", "/timers", items[0])) == done
-        assert door.batch(items) == [{"status": 200, "timer": done}]
+    def test_create_repeated_after_its_due_time_returns_the_finished_timer(
+        self, service: Durable, receiver: Receiver
+    ) -> None:
+        items = [item(id="late", delay=None, executeAt=service.ahead(10), callbackUrl=receiver.url("/batch-late"))]
+        [first] = service.batch(items)
+        service.advance()
+        done = service.final(first["timer"])
+        assert success(service.api("POST", "/timers", items[0])) == done
+        assert service.batch(items) == [{"status": 200, "timer": done}]
 
-    def test_a_payload_as_deep_as_a_create_may_have(self, door: Durable) -> None:
+    def test_payload_in_a_batch_can_be_as_deep_as_in_a_create(self, service: Durable) -> None:
         deep = json.loads("[" * 63 + "]" * 63)
-        assert door.api("POST", "/timers", item(payload=deep)).status == 200
-        assert [result["status"] for result in door.batch([item(), item(payload=deep)])] == [200, 200]
+        assert service.api("POST", "/timers", item(payload=deep)).status == 200
+        assert [result["status"] for result in service.batch([item(), item(payload=deep)])] == [200, 200]
 
 
-class TestWhole:
+class TestRequest:
     @pytest.mark.parametrize(
         "body",
         [
@@ -155,46 +161,46 @@ class TestWhole:
         ],
         ids=lambda body: json.dumps(body)[:30],
     )
-    def test_refused(self, door: Durable, body: Any) -> None:
-        before = door.total()
-        field = "timers" if isinstance(body, dict) else "body"
-        failure(door.api("POST", "/timers/batch", body), 400, "INVALID_INPUT", field)
-        assert door.total() == before
+    def test_invalid_batch_creates_nothing(self, service: Durable, body: Any) -> None:
+        before = service.total()
+        field = "timer" if isinstance(body, dict) else "body"
+        failure(service.api("POST", "/timers/batch", body), 400, "INVALID_INPUT", field)
+        assert service.total() == before
 
-    def test_over_the_limit(self, door: Durable) -> None:
-        """The answer comes before the body does."""
+    def test_batch_over_the_limit_is_rejected(self, service: Durable) -> None:
+        """The service rejects it by its Content-Length, before the body arrives."""
         head = (
             f"POST /api/v1/timers/batch HTTP/1.1\r\nHost: a\r\nX-API-Key: {KEY}\r\nConnection: close\r\n"
             f"Content-Length: {BATCH_BYTES_MAX + 1}\r\n\r\n"
         )
-        status, _, rest = door.raw(head.encode()).partition(b"\r\n")
+        status, _, rest = service.raw(head.encode()).partition(b"\r\n")
         assert b" 413 " in status
         failed_as(json.loads(rest.partition(b"\r\n\r\n")[2]), "PAYLOAD_TOO_LARGE", "body")
 
-    def test_up_to_the_limit(self, door: Durable) -> None:
+    def test_batch_of_the_largest_size_is_accepted(self, service: Durable) -> None:
         items = [item(payload="x" * (REQUEST_BYTES_MAX - 200)) for _ in range(63)]
         body = json.dumps({"timers": items}).encode()
         body += b" " * (BATCH_BYTES_MAX - len(body))
         assert len(body) == BATCH_BYTES_MAX
-        results = success(door.api("POST", "/timers/batch", body=body))["results"]
+        results = success(service.api("POST", "/timers/batch", body=body))["results"]
         assert {result["status"] for result in results} == {200}
 
 
-def test_a_thousand_cost_much_less_than_a_thousand_singles(door: Durable) -> None:
-    def took(work: Callable[[], object]) -> float:
+def test_batch_of_a_thousand_is_much_faster_than_a_thousand_creates(service: Durable) -> None:
+    def seconds(work: Callable[[], object]) -> float:
         started = time.perf_counter()
         work()
         return time.perf_counter() - started
 
     def single() -> object:
-        return success(door.api("POST", "/timers", item(payload={"n": 1})))
+        return success(service.api("POST", "/timers", item(payload={"n": 1})))
 
     bodies = [json.dumps({"timers": [item(payload={"n": n}) for n in range(1000)]}).encode() for _ in range(5)]
-    took(single)
+    seconds(single)
     singles: list[float] = []
     batches: list[float] = []
-    for body in bodies:  # side by side, so that a busy machine slows both
-        singles += [took(single) for _ in range(40)]
-        batches.append(took(lambda body=body: door.api("POST", "/timers/batch", body=body)))  # type: ignore[misc]
+    for body in bodies:  # alternating, so that a busy machine slows both
+        singles += [seconds(single) for _ in range(40)]
+        batches.append(seconds(lambda body=body: service.api("POST", "/timers/batch", body=body)))  # type: ignore[misc]
     ratio = statistics.median(batches) / statistics.median(singles)
     assert ratio <= SINGLES_MAX, f"a batch of 1000 costs as much as {ratio:.0f} single creates"

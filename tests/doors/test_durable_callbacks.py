@@ -1,4 +1,4 @@
-"""What a receiver gets from the durable door, and what its answer makes of the timer."""
+"""The requests that receivers get for timers of the HTTP v1 API, and the effect of their responses on the timer."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from urllib.parse import unquote
 
 import pytest
 
-from duetime import __version__
+from duetime.version import __version__
 from tests.doors.durable import ONCE, Durable
 from tests.servers import Receiver, Reply, instant, printed, until
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
-    with Durable(tmp_path_factory.mktemp("durable-callbacks")) as door:
-        door.namespace("other.ns")
-        yield door
-        assert "Traceback" not in door.stderr, door.stderr
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
+    with Durable(tmp_path_factory.mktemp("durable-callbacks")) as service:
+        service.namespace("other.ns")
+        yield service
+        assert "Traceback" not in service.stderr, service.stderr
 
 
 class TestRequest:
-    def test_all_of_it(self, door: Durable, receiver: Receiver) -> None:
-        made = door.make(
+    def test_request_has_the_documented_body_and_headers(self, service: Durable, receiver: Receiver) -> None:
+        made = service.make(
             receiver.url("/whole?a=1"),
             delay="0s",
             namespace="other.ns",
@@ -36,7 +36,7 @@ class TestRequest:
             payload={"a": [1.0, "ü"]},
             metadata={"not": "sent"},
         )
-        assert door.final(made)["status"] == "completed"
+        assert service.final(made)["status"] == "completed"
         [request] = receiver.at("/whole?a=1")
         assert request.method == "PATCH"
         assert json.loads(request.body) == {
@@ -58,31 +58,31 @@ class TestRequest:
         assert headers == {}  # no signature without a secret
 
     @pytest.mark.parametrize("payload", [b"null", b"1E5", b'{ "b":1,\n"a": 12345678901234567890123 }', b'"\\u00e9"'])
-    def test_the_payload_is_byte_for_byte(self, door: Durable, receiver: Receiver, payload: bytes) -> None:
+    def test_payload_is_sent_byte_for_byte(self, service: Durable, receiver: Receiver, payload: bytes) -> None:
         path = f"/bytes-{uuid.uuid4()}"
         body = b'{"delay": "0s", "callbackUrl": "%b", "payload": %b}' % (receiver.url(path).encode(), payload)
-        assert door.api("POST", "/timers", body=body).status == 200
+        assert service.api("POST", "/timers", body=body).status == 200
         [request] = receiver.wait(path)
         assert request.body.endswith(b'"payload":' + payload + b"}")
 
-    def test_a_name_that_no_header_can_carry(self, door: Durable, receiver: Receiver) -> None:
-        door.run(receiver.url("/odd-name"), id="the id/ü%\u2028", namespace="other.ns")
+    def test_id_with_unusual_characters_is_escaped_in_the_header(self, service: Durable, receiver: Receiver) -> None:
+        service.run(receiver.url("/odd-name"), id="the id/ü%\u2028", namespace="other.ns")
         [request] = receiver.at("/odd-name")
         assert unquote(request.headers["duetime-timer"]) == "other.ns/the id/ü%\u2028"
         assert json.loads(request.body)["id"] == "the id/ü%\u2028"
 
-    def test_without_a_payload(self, door: Durable, receiver: Receiver) -> None:
-        door.run(receiver.url("/no-payload"))
+    def test_omitted_payload_is_sent_as_null(self, service: Durable, receiver: Receiver) -> None:
+        service.run(receiver.url("/no-payload"))
         assert json.loads(receiver.at("/no-payload")[0].body)["payload"] is None
 
-    def test_the_id_of_one_firing(self, door: Durable, receiver: Receiver) -> None:
-        """The same on each attempt, another one after a reschedule."""
-        later = printed(door.at(86_400))
+    def test_delivery_id_and_trace_change_only_with_a_new_firing(self, service: Durable, receiver: Receiver) -> None:
+        """Retries belong to the same firing; a reschedule starts a new one."""
+        later = printed(service.at(86_400))
         moved = Reply(200, json.dumps({"ok": False, "nextExecuteAt": later}).encode())
         url = receiver.reply("/firings", Reply(500), Reply(500), moved, Reply(500), Reply(200))
-        timer = door.make(url, delay="0s", retryPolicy={"initialInterval": "1m", "jitter": False})
+        timer = service.make(url, delay="0s", retryPolicy={"initialInterval": "1m", "jitter": False})
         for _ in range(5):
-            timer = door.attempt(timer)
+            timer = service.attempt(timer)
         assert timer["status"] == "completed"
         requests = receiver.at("/firings")
         ids = [request.headers["webhook-id"] for request in requests]
@@ -94,7 +94,7 @@ class TestRequest:
         assert len({trace for trace, _ in traces}) == 2 and len({span for _, span in traces}) == 5
 
 
-class TestAnswers:
+class TestResponses:
     @pytest.mark.parametrize(
         "body",
         [
@@ -104,13 +104,31 @@ class TestAnswers:
             b'{"ok": true, "nextExecuteAt": null}',
         ],
     )
-    def test_ok(self, door: Durable, receiver: Receiver, body: bytes, request: pytest.FixtureRequest) -> None:
-        timer = door.run(receiver.reply(f"/ok-{uuid.uuid4()}", Reply(200, body)))
+    def test_ok_true_completes_the_timer(
+        self, service: Durable, receiver: Receiver, body: bytes, request: pytest.FixtureRequest
+    ) -> None:
+        timer = service.run(receiver.reply(f"/ok-{uuid.uuid4()}", Reply(200, body)))
         assert (timer["status"], timer["attempts"], timer["lastError"]) == ("completed", 1, None)
         assert instant(timer["executedAt"]) >= instant(timer["executeAt"])
 
-    GARBAGE = {
-        "empty": b"",
+    @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+    def test_empty_2xx_completes_the_timer(self, service: Durable, receiver: Receiver, status: int) -> None:
+        timer = service.run(receiver.reply(f"/empty-{status}", Reply(status, b"")), retryPolicy=ONCE)
+        assert (timer["status"], timer["lastError"]) == ("completed", None)
+
+    def test_receiver_can_reject_retries(self, service: Durable, receiver: Receiver) -> None:
+        timer = service.run(receiver.reply("/no-retry", Reply(200, b'{"ok": false, "retry": false}')))
+        assert (timer["status"], timer["attempts"]) == ("failed", 1)
+
+    def test_policy_can_give_up_on_statuses(self, service: Durable, receiver: Receiver) -> None:
+        policy = {"giveUpOn": [404, 410], "initialInterval": "100ms", "jitter": False}
+        url = receiver.reply("/give-up", Reply(503), Reply(410))
+        timer = service.run(url, responseProtocol="status", retryPolicy=policy)
+        assert (timer["status"], timer["attempts"], timer["lastError"]) == ("failed", 2, "HTTP 410")
+        assert timer["retryPolicy"]["giveUpOn"] == [404, 410]
+
+    INVALID = {
+        "blank": b" ",
         "no object": b"true",
         "text": b"OK",
         "html": b"<html>",
@@ -132,70 +150,77 @@ class TestAnswers:
         "long": b'{"ok": ' + b" " * 100_000 + b"true}",
     }
 
-    @pytest.mark.parametrize("name", GARBAGE)
-    def test_everything_else_is_a_failed_attempt(self, door: Durable, receiver: Receiver, name: str) -> None:
+    @pytest.mark.parametrize("name", INVALID)
+    def test_other_response_bodies_fail_the_attempt(self, service: Durable, receiver: Receiver, name: str) -> None:
         path = f"/garbage-{name}".replace(" ", "-").replace(",", "")
-        url = receiver.reply(path, Reply(200, self.GARBAGE[name]), Reply(200))
-        timer = door.make(url, delay="0s", retryPolicy={"initialInterval": "1h", "maxInterval": "1h", "jitter": False})
-        waiting = door.attempt(timer)
+        url = receiver.reply(path, Reply(200, self.INVALID[name]), Reply(200))
+        timer = service.make(
+            url, delay="0s", retryPolicy={"initialInterval": "1h", "maxInterval": "1h", "jitter": False}
+        )
+        waiting = service.attempt(timer)
         assert (waiting["status"], waiting["attempts"]) == ("pending", 1) and waiting["lastError"]
         assert len(waiting["lastError"]) <= 500 and not set("\r\n\0") & set(waiting["lastError"])
-        assert door.attempt(timer)["status"] == "completed"
+        assert service.attempt(timer)["status"] == "completed"
 
-    @pytest.mark.parametrize("status", [201, 202, 204, 206, 301, 304, 307, 400, 404, 410, 500, 599])
-    def test_only_a_200_counts(self, door: Durable, receiver: Receiver, status: int) -> None:
-        reply = Reply(status, body=b"" if status in (204, 304) else b'{"ok": true}')
-        timer = door.run(receiver.reply(f"/only-200-{status}", reply), retryPolicy=ONCE)
-        assert (timer["status"], timer["lastError"]) == ("failed", f"HTTP {status}")
+    @pytest.mark.parametrize("status", [201, 202, 206, 301, 304, 307, 400, 404, 410, 500, 599])
+    def test_response_with_a_body_fails_the_timer_unless_its_status_is_200(
+        self, service: Durable, receiver: Receiver, status: int
+    ) -> None:
+        reply = Reply(status, body=b"" if status == 304 else b'{"ok": true}')
+        timer = service.run(receiver.reply(f"/only-200-{status}", reply), retryPolicy=ONCE)
+        assert timer["status"] == "failed"
+        assert timer["lastError"].startswith(f"HTTP {status}")
 
     @pytest.mark.parametrize(("status", "expected"), [(200, "completed"), (202, "completed"), (299, "completed")])
     @pytest.mark.parametrize("body", [b"", b"whatever \xff", b'{"ok": false}'])
-    def test_status_protocol(self, door: Durable, receiver: Receiver, status: int, expected: str, body: bytes) -> None:
+    def test_status_protocol_completes_on_any_2xx(
+        self, service: Durable, receiver: Receiver, status: int, expected: str, body: bytes
+    ) -> None:
         url = receiver.reply(f"/status-{uuid.uuid4()}", Reply(status, body))
-        assert door.run(url, responseProtocol="status", retryPolicy=ONCE)["status"] == expected
+        assert service.run(url, responseProtocol="status", retryPolicy=ONCE)["status"] == expected
 
-    def test_status_protocol_retries_what_is_no_success(self, door: Durable, receiver: Receiver) -> None:
+    def test_status_protocol_retries_other_statuses(self, service: Durable, receiver: Receiver) -> None:
         url = receiver.reply("/status-500", Reply(302), Reply(500), Reply(204, b""))
-        timer = door.make(url, delay="0s", responseProtocol="status", retryPolicy={"jitter": False})
-        assert [door.attempt(timer)["status"] for _ in range(3)] == ["pending", "pending", "completed"]
+        timer = service.make(url, delay="0s", responseProtocol="status", retryPolicy={"jitter": False})
+        assert [service.attempt(timer)["status"] for _ in range(3)] == ["pending", "pending", "completed"]
 
-    def test_a_reschedule_is_no_failure(self, door: Durable, receiver: Receiver) -> None:
-        times = [printed(door.at(days * 86_400)) for days in (1, 2, 3)]
+    def test_receiver_can_reschedule_a_timer(self, service: Durable, receiver: Receiver) -> None:
+        times = [printed(service.at(days * 86_400)) for days in (1, 2, 3)]
         replies = [Reply(200, json.dumps({"ok": False, "nextExecuteAt": at}).encode()) for at in times]
-        timer = door.make(receiver.reply("/again", *replies, Reply(200)), delay="0s", retryPolicy=ONCE)
+        timer = service.make(receiver.reply("/again", *replies, Reply(200)), delay="0s", retryPolicy=ONCE)
         for at in times:
-            timer = door.attempt(timer)
+            timer = service.attempt(timer)
             assert (timer["status"], timer["executeAt"], timer["lastError"]) == ("pending", at, None)
-        door.run(receiver.url("/again-witness"))
+        service.run(receiver.url("/again-witness"))
         assert len(receiver.at("/again")) == 3
-        done = door.attempt(timer)
+        done = service.attempt(timer)
         assert (done["status"], len(receiver.at("/again"))) == ("completed", 4)
 
-    def test_a_reschedule_with_another_offset(self, door: Durable, receiver: Receiver) -> None:
+    def test_next_execute_at_can_have_any_offset(self, service: Durable, receiver: Receiver) -> None:
         body = b'{"ok": false, "nextExecuteAt": "2999-06-01T02:00:00.5+02:00"}'
-        timer = door.make(receiver.reply("/offset", Reply(200, body)), delay="0s")
-        assert door.attempt(timer)["executeAt"] == "2999-06-01T00:00:00.500Z"
+        timer = service.make(receiver.reply("/offset", Reply(200, body)), delay="0s")
+        assert service.attempt(timer)["executeAt"] == "2999-06-01T00:00:00.500Z"
 
-    def test_a_reschedule_into_the_past_fires_again(self, door: Durable, receiver: Receiver) -> None:
+    def test_reschedule_into_the_past_fires_again_at_once(self, service: Durable, receiver: Receiver) -> None:
         body = b'{"ok": false, "nextExecuteAt": "2001-01-01T00:00:00Z"}'
-        timer = door.run(receiver.reply("/past", Reply(200, body), Reply(200)))
+        timer = service.run(receiver.reply("/past", Reply(200, body), Reply(200)))
         assert timer["status"] == "completed" and len(receiver.at("/past")) == 2
 
 
 class TestTimeout:
-    def test_of_the_timer(self, door: Durable, receiver: Receiver) -> None:
+    def test_receiver_slower_than_callback_timeout_fails_the_timer(self, service: Durable, receiver: Receiver) -> None:
         url = receiver.reply("/slow", Reply(hang=True))
-        timer = door.run(url, callbackTimeout="100ms", retryPolicy=ONCE)
-        assert (timer["status"], timer["lastError"]) == ("failed", "no answer within 100ms")
-        [attempt] = door.attempts(timer)
+        timer = service.run(url, callbackTimeout="100ms", retryPolicy=ONCE)
+        assert (timer["status"], timer["lastError"]) == ("failed", "no response within 100ms")
+        [attempt] = service.attempts(timer)
         assert (attempt["outcome"], attempt["status"]) == ("timed_out", None)
         receiver.release()
 
-    def test_is_retried(self, door: Durable, receiver: Receiver) -> None:
+    def test_timed_out_attempt_is_retried(self, service: Durable, receiver: Receiver) -> None:
         url = receiver.reply("/slow-once", Reply(hang=True), Reply(200))
-        timer = door.make(url, delay="0s", callbackTimeout="2s", retryPolicy={"jitter": False})
-        assert door.attempt(timer)["status"] == "pending"
-        assert door.attempt(timer)["status"] == "completed"
+        timer = service.make(url, delay="0s", callbackTimeout="2s", retryPolicy={"jitter": False})
+        assert service.attempt(timer)["status"] == "pending"
+        assert service.attempt(timer)["status"] == "completed"
         receiver.release()
 
 
@@ -211,15 +236,15 @@ HOSTILE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_answer_can_harm_the_service(
+def test_hostile_response_does_not_crash_the_service(
     tmp_path_factory: pytest.TempPathFactory, receiver: Receiver, name: str
 ) -> None:
     path = "/hostile-" + name.replace(" ", "-")
-    with Durable(tmp_path_factory.mktemp("hostile")) as door:
-        timer = door.make(receiver.reply(path, Reply(200, HOSTILE[name])), delay="0s", retryPolicy=ONCE)
+    with Durable(tmp_path_factory.mktemp("hostile")) as service:
+        timer = service.make(receiver.reply(path, Reply(200, HOSTILE[name])), delay="0s", retryPolicy=ONCE)
         receiver.wait(path)
         try:
-            done: Any = until("it is done", lambda: door.see(timer)["status"] in ("completed", "failed"))
+            done: Any = until("the timer is final", lambda: service.current(timer)["status"] in ("completed", "failed"))
         except OSError as error:
-            raise AssertionError(f"the service has ended: {door.stderr[-300:]}") from error
-        assert done and "Traceback" not in door.stderr
+            raise AssertionError(f"the service has ended: {service.stderr[-300:]}") from error
+        assert done and "Traceback" not in service.stderr

@@ -1,6 +1,6 @@
-"""Mutated requests, thousands of them: whatever comes in, what goes out has the door's shape and is never a 5xx.
+"""Thousands of mutated requests to the platform API: every error has its format, and none is a 5xx.
 
-The seed is printed with a failure and can be given as ``DUETIME_FUZZ_SEED``; ``DUETIME_FUZZ_ROUNDS`` makes it longer.
+A failure prints the seed, which ``DUETIME_FUZZ_SEED`` sets; ``DUETIME_FUZZ_ROUNDS`` sets the number of requests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.doors.shape import NOBODY
+from tests.doors.platform import UNKNOWN_ID
 from tests.servers import KEY, Duetime
 
 ROUNDS = int(os.environ.get("DUETIME_FUZZ_ROUNDS", "2000"))
@@ -43,7 +43,7 @@ def body_for(draw: random.Random) -> bytes:
 
 
 def mangled(draw: random.Random, data: bytes) -> bytes:
-    """The bytes with a few of them cut, doubled, swapped or replaced."""
+    """Cut, repeat or replace a few bytes, or insert some."""
     for _ in range(draw.randrange(1, 4)):
         at, to = sorted(draw.randrange(len(data) + 1) for _ in range(2))
         to = min(to, at + 20)
@@ -63,7 +63,7 @@ def mangled(draw: random.Random, data: bytes) -> bytes:
 
 def request_for(draw: random.Random, ids: list[str]) -> bytes:
     method = draw.choice(["POST"] * 4 + ["GET", "GET", "PUT", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "BREW"])
-    id = draw.choice([*ids, NOBODY, "x", "", "%00", "%ff", "a" * 300])
+    id = draw.choice([*ids, UNKNOWN_ID, "x", "", "%00", "%ff", "a" * 300])
     path = draw.choice(["/timers"] * 3 + [f"/timers/{id}"] * 3 + ["/health", "/metrics", "/livez", "/nothing", "/%ff"])
     if draw.random() < 0.3:
         path += "?" + "&".join(
@@ -80,7 +80,7 @@ def request_for(draw: random.Random, ids: list[str]) -> bytes:
 
 
 def answers_of(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Status, head and body of each answer in what came back."""
+    """The status, head and body of each response in the received bytes."""
     while data:
         head, blank, rest = data.partition(b"\r\n\r\n")
         assert blank and head.startswith(b"HTTP/1.1 "), data[:300]
@@ -88,13 +88,13 @@ def answers_of(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
         lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
         length = int(lengths[0]) if lengths and status != 100 else 0
         if rest.startswith(b"HTTP/1.1 "):
-            length = 0  # this was an answer to HEAD, and there is another one behind it
+            length = 0  # a response to HEAD, followed by another response
         yield status, head, rest[:length]
         data = rest[length:]
 
 
 def exchange(port: int, message: bytes) -> bytes:
-    """Send, wait for what comes, and leave: a mangled request may wait for bytes that never follow."""
+    """Send the bytes and read until 0.1 s of silence: a mangled request may be incomplete and get no response."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         pieces = []
         try:
@@ -107,7 +107,7 @@ def exchange(port: int, message: bytes) -> bytes:
         return b"".join(pieces)
 
 
-def test_mutated_requests(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_mutated_requests_get_well_formed_responses_and_no_5xx(tmp_path_factory: pytest.TempPathFactory) -> None:
     print(f"DUETIME_FUZZ_SEED={SEED}")
     draw = random.Random(SEED)
     seen: dict[int, int] = {}
@@ -117,9 +117,9 @@ def test_mutated_requests(tmp_path_factory: pytest.TempPathFactory) -> None:
         for round in range(ROUNDS):
             message = request_for(draw, ids)
             where = f"seed {SEED}, round {round}: {message[:2000]!r}"
-            said = exchange(service.port, message)
-            silent += not said
-            for status, head, body in answers_of(said):
+            received = exchange(service.port, message)
+            silent += not received
+            for status, head, body in answers_of(received):
                 seen[status] = seen.get(status, 0) + 1
                 assert status < 500, f"{where}\n{head!r}\n{body!r}"
                 made += status == 201
@@ -132,5 +132,5 @@ def test_mutated_requests(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert made <= service.total() <= made + silent
         assert "Traceback" not in service.stderr, service.stderr
         assert service.terminate() == 0
-    # The mill grinds fine enough: it must have seen all of these.
+    # Proves that the mutations reach all these cases.
     assert {200, 201, 400, 401, 404, 405} <= set(seen), seen

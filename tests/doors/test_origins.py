@@ -1,4 +1,4 @@
-"""A service without keys: what a page of another site has a browser send is refused, and so is a strange host name."""
+"""A service without keys rejects requests of other sites' pages and requests for unknown host names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from duetime.doors.http import Forbidden, Request
 from duetime.doors.origins import OriginGuard
 from tests.doors.durable import failure
-from tests.doors.shape import refused
+from tests.doors.platform import refused
 from tests.servers import Answer, Duetime
 
 BODY = b'{"delay": "1h", "callbackUrl": "http://127.0.0.1:9/"}'
@@ -34,7 +34,7 @@ NAVIGATION = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
 
 
 @pytest.fixture(scope="module")
-def open_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Duetime]:
+def keyless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Duetime]:
     with Duetime(tmp_path_factory.mktemp("open"), bare=True, virtual_clock=True, DUETIME_AUTH="none") as service:
         yield service
         assert "Traceback" not in service.stderr
@@ -70,37 +70,35 @@ class TestOtherPages:
     ]
 
     @pytest.mark.parametrize("headers", OTHERS, ids=str)
-    def test_can_neither_change_nor_read(self, open_door: Duetime, headers: dict[str, str]) -> None:
-        before = timers(open_door)
+    def test_other_pages_can_neither_change_nor_read_anything(self, keyless: Duetime, headers: dict[str, str]) -> None:
+        before = timers(keyless)
         for method, path in (*CHANGES, *READS):
-            answer = ask(open_door, method, path, headers)
+            answer = ask(keyless, method, path, headers)
             assert answer.status == 403, (method, path, answer)
             assert not [name for name in answer.headers if name.startswith("access-control")]
-        assert timers(open_door) == before
+        assert timers(keyless) == before
 
     @pytest.mark.parametrize("site", ["cross-site", "same-site", "none"])
-    def test_a_form_or_a_typed_address_changes_nothing(self, open_door: Duetime, site: str) -> None:
+    def test_navigation_can_not_change_anything(self, keyless: Duetime, site: str) -> None:
         for method, path in CHANGES:
-            assert ask(open_door, method, path, {"Sec-Fetch-Site": site, **NAVIGATION}).status == 403
+            assert ask(keyless, method, path, {"Sec-Fetch-Site": site, **NAVIGATION}).status == 403
 
-    def test_the_answer_says_what_to_do_in_the_shape_of_the_path(self, open_door: Duetime) -> None:
+    def test_error_names_the_setting_in_the_format_of_each_api(self, keyless: Duetime) -> None:
         headers = {"Origin": "http://elsewhere.example"}
-        message = failure(ask(open_door, "POST", "/api/v1/timers", headers), 403, "FORBIDDEN")["message"]
+        message = failure(ask(keyless, "POST", "/api/v1/timers", headers), 403, "FORBIDDEN")["message"]
         assert "another site" in message and "DUETIME_AUTH=key" in message
-        refused(ask(open_door, "POST", "/timers", headers), 403, 4, "DUETIME_AUTH=key")
+        refused(ask(keyless, "POST", "/timers", headers), 403, 4, "DUETIME_AUTH=key")
         headers = {"Host": "timers.example"}
-        message = failure(ask(open_door, "GET", "/api/v1/timers", headers), 403, "FORBIDDEN")["message"]
+        message = failure(ask(keyless, "GET", "/api/v1/timers", headers), 403, "FORBIDDEN")["message"]
         assert "'timers.example'" in message and "DUETIME_ALLOWED_HOSTS" in message
-        refused(ask(open_door, "GET", "/timers", headers), 403, 4, "DUETIME_ALLOWED_HOSTS")
+        refused(ask(keyless, "GET", "/timers", headers), 403, 4, "DUETIME_ALLOWED_HOSTS")
 
-    def test_a_websocket_of_another_page(self, open_door: Duetime) -> None:
+    def test_websocket_of_another_page_is_rejected(self, keyless: Duetime) -> None:
         headers = {"Origin": "http://elsewhere.example", "Upgrade": "websocket", "Connection": "Upgrade"}
-        assert ask(open_door, "GET", "/api/v1/events", headers).status == 403
+        assert ask(keyless, "GET", "/api/v1/events", headers).status == 403
 
 
-class TestOthers:
-    """What goes on working."""
-
+class TestAllowedRequests:
     OWN = [
         {},
         {"Origin": "http://127.0.0.1:PORT"},
@@ -110,29 +108,29 @@ class TestOthers:
     ]
 
     @pytest.mark.parametrize("headers", OWN, ids=str)
-    def test_our_own_page_and_programs(self, open_door: Duetime, headers: dict[str, str]) -> None:
-        before = timers(open_door)
-        assert ask(open_door, "POST", "/api/v1/timers", headers).status == 200
-        assert timers(open_door) == before + 1
+    def test_own_page_and_programs_are_accepted(self, keyless: Duetime, headers: dict[str, str]) -> None:
+        before = timers(keyless)
+        assert ask(keyless, "POST", "/api/v1/timers", headers).status == 200
+        assert timers(keyless) == before + 1
         for path in ("/", "/api/v1/timers", "/metrics", "/health"):
-            assert ask(open_door, "GET", path, headers).status == 200
+            assert ask(keyless, "GET", path, headers).status == 200
 
     @pytest.mark.parametrize("site", ["cross-site", "same-site", "none", "same-origin"])
-    def test_a_link_or_a_typed_address_opens_the_page(self, open_door: Duetime, site: str) -> None:
+    def test_links_and_typed_addresses_open_the_page(self, keyless: Duetime, site: str) -> None:
         for path in ("/", "/docs"):
-            assert ask(open_door, "GET", path, {"Sec-Fetch-Site": site, **NAVIGATION}).status == 200
+            assert ask(keyless, "GET", path, {"Sec-Fetch-Site": site, **NAVIGATION}).status == 200
 
-    def test_with_a_key_neither_is_judged(self, service: Duetime) -> None:
+    def test_service_with_a_key_checks_neither_host_nor_origin(self, service: Duetime) -> None:
         for headers in ({"Host": "timers.example"}, {"Origin": "http://elsewhere.example"}):
             assert service.request("GET", "/health", headers=headers).status == 200
 
 
 class TestHosts:
-    GOOD = [
+    ALLOWED = [
         *("localhost", "localhost:PORT", "LOCALHOST:1", "LocalHost.", "localhost.:PORT", "localhost:"),
         *("127.0.0.1", "127.0.0.1:PORT", "127.0.0.2:80", "127.255.255.254", "[::1]", "[::1]:PORT", "[0:0:0:0:0:0:0:1]"),
     ]
-    BAD = [
+    FOREIGN = [
         *("", ":", ":80", "elsewhere.example", "elsewhere.example:PORT", "localhost.elsewhere.example", "xlocalhost"),
         *("127.0.0.1.elsewhere.example", "127.0.0.1.nip.io", "localhost@elsewhere.example", "localhost/../x"),
         *(
@@ -148,22 +146,24 @@ class TestHosts:
         *("2130706433", "127.1", "0x7f.1", "loc\u00e4lhost", "localhost, elsewhere.example", "*"),
     ]
 
-    @pytest.mark.parametrize("host", GOOD)
-    def test_ours(self, open_door: Duetime, host: str) -> None:
-        assert ask(open_door, "GET", "/api/v1/timers", {"Host": host}).status == 200
+    @pytest.mark.parametrize("host", ALLOWED)
+    def test_loopback_hosts_are_accepted(self, keyless: Duetime, host: str) -> None:
+        assert ask(keyless, "GET", "/api/v1/timers", {"Host": host}).status == 200
         given = {"Host": host, "Origin": f"http://{host}".lower().replace("port", "PORT")}
-        assert ask(open_door, "POST", "/api/v1/timers/replay", given).status in (200, 400)
+        assert ask(keyless, "POST", "/api/v1/timers/replay", given).status in (200, 400)
 
-    @pytest.mark.parametrize("host", BAD)
-    def test_others(self, open_door: Duetime, host: str) -> None:
-        """A page whose name resolves to this machine is of one origin with us, for the browser."""
+    @pytest.mark.parametrize("host", FOREIGN)
+    def test_foreign_hosts_are_rejected(self, keyless: Duetime, host: str) -> None:
+        """For a browser, a page whose host name resolves to this machine has the same origin as the service."""
         for headers in ({}, {"Sec-Fetch-Site": "same-origin"}, {"Origin": f"http://{host}"}, NAVIGATION):
             for method, path in (("GET", "/api/v1/timers"), ("POST", "/api/v1/timers"), ("GET", "/")):
-                # A header that is not one is refused before anybody asks whose it is.
-                assert ask(open_door, method, path, {"Host": host, **headers}).status in (400, 403)
+                # A malformed header is rejected with 400 before the host is checked.
+                assert ask(keyless, method, path, {"Host": host, **headers}).status in (400, 403)
 
-    def test_a_setting_adds_names(self, alone: Callable[..., Duetime]) -> None:
-        service = alone(bare=True, DUETIME_AUTH="none", DUETIME_ALLOWED_HOSTS="Timers.example, my_service,10.1.2.3")
+    def test_setting_allows_more_host_names(self, start_service: Callable[..., Duetime]) -> None:
+        service = start_service(
+            bare=True, DUETIME_AUTH="none", DUETIME_ALLOWED_HOSTS="Timers.example, my_service,10.1.2.3"
+        )
         for host in ("timers.example", "TIMERS.example:8443", "my_service:PORT", "10.1.2.3", "localhost"):
             assert ask(service, "GET", "/timers", {"Host": host}).status == 200
         for host in ("other.example", "x.timers.example", "timers.example.org", "10.1.2.4"):
@@ -189,7 +189,9 @@ class TestHosts:
             ("127.0.0.1", ("duetime",), ["duetime:3000"], ["duetime.example"]),
         ],
     )
-    def test_on_other_addresses(self, listens_on: str, allowed: Any, good: list[str], bad: list[str]) -> None:
+    def test_allowed_hosts_depend_on_the_listening_address(
+        self, listens_on: str, allowed: Any, good: list[str], bad: list[str]
+    ) -> None:
         guard = OriginGuard(listens_on, allowed)
         for host in good:
             guard.check(Request("GET", "/", headers=[(b"host", host.encode())]))

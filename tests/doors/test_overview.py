@@ -1,4 +1,4 @@
-"""The overview and the stream of pulses, as a page sees them."""
+"""The overview and the stream of pulses that the web pages read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -17,23 +17,23 @@ from tests.servers import KEY, PATIENCE_SECONDS, Duetime, Receiver, Reply, insta
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
-    # A lease that outlives the steps in which these tests move the time.
-    forever = {"DUETIME_RETENTION": "forever", "DUETIME_LEASE_TTL": "5m"}
-    with Durable(tmp_path_factory.mktemp("overview"), **forever) as door:
-        yield door
-        assert "Traceback" not in door.stderr, door.stderr
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
+    # These tests advance the clock in large steps, so the lease must be long.
+    forever: dict[str, Any] = {"DUETIME_RETENTION": "forever", "DUETIME_LEASE_TTL": "5m"}
+    with Durable(tmp_path_factory.mktemp("overview"), **forever) as service:
+        yield service
+        assert "Traceback" not in service.stderr, service.stderr
 
 
 class Listening:
-    """Somebody who listens to the pulses of a service."""
+    """A client that receives the pulses of a service."""
 
     def __init__(self, service: Duetime, **headers: str) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_SECONDS)
         self._connection.request("GET", BASE + "/events", headers=headers or {"X-API-Key": KEY})
         self.response = self._connection.getresponse()
 
-    def __enter__(self) -> Listening:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -41,7 +41,7 @@ class Listening:
         self._connection.close()
 
     def pulse(self) -> dict[str, Any]:
-        """The next one."""
+        """Wait for the next pulse; returns its data."""
         while (line := self.response.readline()) != b"event: pulse\n":
             assert line, "the stream has ended"
         data: dict[str, Any] = json.loads(self.response.readline().removeprefix(b"data: "))
@@ -49,20 +49,21 @@ class Listening:
         return data
 
     def until(self, good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait for a pulse that fulfills the condition; returns it."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not good(pulse := self.pulse()):
             assert time.monotonic() < deadline, pulse
         return pulse
 
 
-def all_of(pulse: dict[str, Any]) -> int:
-    """How many timers there are, whatever becomes of those that other tests left."""
+def total(pulse: dict[str, Any]) -> int:
+    """The number of timers in any status, because timers of other tests may change theirs."""
     return sum(pulse["statuses"].values())
 
 
-def overview(door: Durable) -> dict[str, Any]:
-    door.advance("11s")  # what is kept for others who ask is too old now
-    seen: dict[str, Any] = success(door.api("GET", "/overview"))
+def overview(service: Durable) -> dict[str, Any]:
+    service.advance("11s")  # the service caches parts of the overview for up to ten seconds
+    seen: dict[str, Any] = success(service.api("GET", "/overview"))
     assert set(seen) == {
         *("now", "statuses", "since", "stepSeconds", "activity", "forecast", "overdue", "failures"),
         *("overdueReasons", "instances", "shards", "unowned"),
@@ -71,25 +72,25 @@ def overview(door: Durable) -> dict[str, Any]:
 
 
 class TestOverview:
-    def test_counts_and_who_does_it(self, door: Durable) -> None:
-        until("somebody owns every shard", lambda: not success(door.api("GET", "/cluster"))["unowned"])
-        seen = overview(door)
+    def test_overview_has_counts_instances_and_shards(self, service: Durable) -> None:
+        until("every shard has an owner", lambda: not success(service.api("GET", "/cluster"))["unowned"])
+        seen = overview(service)
         assert set(seen["statuses"]) == {"pending", "executing", "completed", "failed", "canceled"}
-        cluster = success(door.api("GET", "/cluster"))
+        cluster = success(service.api("GET", "/cluster"))
         assert (seen["shards"], seen["unowned"]) == (cluster["shards"], cluster["unowned"]) == (64, [])
         [instance], [same] = seen["instances"], cluster["instances"]
         assert instance | {"aliveUntil": ""} == same | {"aliveUntil": ""}
         assert instant(seen["since"]) <= instant(seen["now"])
 
-    def test_what_was_fired_and_how_late(self, door: Durable, receiver: Receiver) -> None:
+    def test_activity_has_the_rate_and_lateness_of_fires(self, service: Durable, receiver: Receiver) -> None:
         for _ in range(3):
-            door.run(receiver.url("/active"))
+            service.run(receiver.url("/active"))
 
         def busy() -> dict[str, Any] | None:
-            seen = overview(door)
+            seen = overview(service)
             return seen if any(point["firesPerSecond"] for point in seen["activity"]) else None
 
-        seen = until("the fires are seen", busy)
+        seen = until("the activity has fires", busy)
         assert seen["stepSeconds"] == 5 and len(seen["activity"]) <= 720
         times = [instant(point["at"]) for point in seen["activity"]]
         assert times == sorted(times)
@@ -100,14 +101,14 @@ class TestOverview:
             else:
                 assert point["latenessP50Ms"] is point["latenessP99Ms"] is None
 
-    def test_what_falls_due(self, door: Durable) -> None:
-        before = overview(door)
-        door.namespace("stopped")
-        success(door.api("PATCH", "/namespaces/stopped", {"paused": True}))
+    def test_forecast_and_overdue_count_pending_timers(self, service: Durable) -> None:
+        before = overview(service)
+        service.namespace("stopped")
+        success(service.api("PATCH", "/namespaces/stopped", {"paused": True}))
         for delay in ("110s", "110s", "30m", "10h", "30h"):
-            door.make(delay=delay)
-        door.make(delay="0s", namespace="stopped")
-        seen = overview(door)
+            service.make(delay=delay)
+        service.make(delay="0s", namespace="stopped")
+        seen = overview(service)
         for name, places, seconds in (("hour", 60, 60), ("day", 24, 3600)):
             stretches = seen["forecast"][name]
             assert len(stretches) == places and stretches[0]["at"] <= seen["now"]
@@ -117,15 +118,15 @@ class TestOverview:
         hours = [stretch["timers"] for stretch in seen["forecast"]["day"]]
         assert (minutes[1], sum(minutes), hours[0], sum(hours)) == (2, 3, 3, 4)
         assert seen["overdue"] == {"timers": before["overdue"]["timers"] + 1, "more": False}
-        success(door.api("PATCH", "/namespaces/stopped", {"paused": False}))
-        until("nothing is overdue", lambda: overview(door)["overdue"]["timers"] == 0)
+        success(service.api("PATCH", "/namespaces/stopped", {"paused": False}))
+        until("nothing is overdue", lambda: overview(service)["overdue"]["timers"] == 0)
 
-    def test_where_it_fails_and_why(self, door: Durable, receiver: Receiver) -> None:
+    def test_failures_are_grouped_by_destination(self, service: Durable, receiver: Receiver) -> None:
         for n in range(3):
-            door.run(receiver.reply(f"/fails-{n}", Reply(500 + n)), retryPolicy=ONCE)
-            door.advance("1s")
-        refused = door.run("http://127.0.0.1:9/nobody", retryPolicy=ONCE)
-        failures = overview(door)["failures"]
+            service.run(receiver.reply(f"/fails-{n}", Reply(500 + n)), retryPolicy=ONCE)
+            service.advance("1s")
+        refused = service.run("http://127.0.0.1:9/nobody", retryPolicy=ONCE)
+        failures = overview(service)["failures"]
         assert failures["of"] == 4
         first, second = failures["destinations"]
         assert (first["destination"], first["timers"]) == (receiver.base, 3)
@@ -137,42 +138,41 @@ class TestOverview:
             "lastAt": refused["executedAt"],
         }
 
-    def test_many_who_look_cost_one_look(self, door: Durable) -> None:
-        seen = {success(door.api("GET", "/overview"))["now"] for _ in range(30)}
+    def test_overview_is_cached(self, service: Durable) -> None:
+        seen = {success(service.api("GET", "/overview"))["now"] for _ in range(30)}
         assert len(seen) < 30
 
-    def test_needs_the_key(self, door: Durable) -> None:
+    def test_overview_and_events_need_the_key(self, service: Durable) -> None:
         for path in ("/overview", "/events"):
-            failure(door.request("GET", BASE + path, headers={}), 401, "UNAUTHORIZED")
-        failure(door.request("POST", BASE + "/events", headers={}), 405, "METHOD_NOT_ALLOWED")
+            failure(service.request("GET", BASE + path, headers={}), 401, "UNAUTHORIZED")
+        failure(service.request("POST", BASE + "/events", headers={}), 405, "METHOD_NOT_ALLOWED")
 
 
 class TestPulses:
-    def test_one_comes_at_once_and_another_when_something_changes(self, door: Durable) -> None:
-        with Listening(door) as listening:
+    def test_pulse_is_sent_at_once_and_after_every_change(self, service: Durable) -> None:
+        with Listening(service) as listening:
             assert listening.response.status == 200
             assert listening.response.headers["content-type"] == "text/event-stream"
             assert listening.response.headers["cache-control"] == "no-store"
             first = listening.pulse()
             assert set(first) == {"now", "statuses", "activity", "changes"}
-            made = door.make(delay="1h")
-            second = listening.until(lambda pulse: all_of(pulse) == all_of(first) + 1)
+            made = service.make(delay="1h")
+            second = listening.until(lambda pulse: total(pulse) == total(first) + 1)
             assert second["changes"] > first["changes"]
-            success(door.api("PUT", door.path(made), {"payload": 1}))
+            success(service.api("PUT", service.path(made), {"payload": 1}))
             listening.until(lambda pulse: pulse["changes"] > second["changes"])
-            door.advance("10s")
+            service.advance("10s")
             listening.until(lambda pulse: pulse["activity"] is not None)
 
-    def test_a_head_is_not_a_stream(self, door: Durable) -> None:
-        answer = door.api("HEAD", "/events")
+    def test_head_of_the_stream_has_no_body(self, service: Durable) -> None:
+        answer = service.api("HEAD", "/events")
         assert (answer.status, answer.body) == (200, b"")
 
-    def test_they_end_when_the_service_stops_and_do_not_delay_it(self, tmp_path: Path) -> None:
+    def test_stream_ends_when_the_service_stops(self, tmp_path: Path) -> None:
         with Duetime(tmp_path) as service, Listening(service) as one, Listening(service) as other:
             one.pulse()
             other.pulse()
             assert service.terminate() == 0
             for listening in (one, other):
-                assert b"event" not in listening.response.read().rpartition(b"\n\n")[2]  # whole to the end
-            # A server that has to give up waiting for a connection says so.
-            assert "running task" not in service.stderr and "Traceback" not in service.stderr
+                assert b"event" not in listening.response.read().rpartition(b"\n\n")[2]  # the last event is complete
+            assert "Traceback" not in service.stderr

@@ -1,4 +1,4 @@
-"""What every path has in common: keys, methods, paths that are none, and what operators ask."""
+"""Behavior common to all paths: keys, methods, unknown paths, malformed requests, probes and metrics."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.doors.shape import NOBODY, URL, refused, success
-from tests.servers import KEY, Duetime, Receiver, instant, stranger, until
+from tests.doors.platform import UNKNOWN_ID, URL, refused, success
+from tests.openmetrics import families
+from tests.servers import KEY, Duetime, Receiver, instant, until, unused_address
 
 LOCKED = [
     ("GET", "/timers"),
     ("POST", "/timers"),
-    ("GET", f"/timers/{NOBODY}"),
-    ("PUT", f"/timers/{NOBODY}"),
-    ("DELETE", f"/timers/{NOBODY}"),
+    ("GET", f"/timers/{UNKNOWN_ID}"),
+    ("PUT", f"/timers/{UNKNOWN_ID}"),
+    ("DELETE", f"/timers/{UNKNOWN_ID}"),
     ("GET", "/metrics"),
     ("POST", "/clock"),
 ]
-OPEN = ["/health", "/livez", "/readyz"]
+OPEN = ["/health", "/healthz", "/livez", "/readyz"]
 
 
-def shaped(answer: bytes, status: int) -> dict[str, object]:
-    """The body of a raw answer, which must have this status and the door's shape."""
+def error_body(answer: bytes, status: int) -> dict[str, object]:
+    """Assert that the raw response has this status and the platform API's error format; returns its body."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status), answer
     assert b"content-type: application/json" in head.lower()
@@ -35,36 +37,33 @@ def shaped(answer: bytes, status: int) -> dict[str, object]:
     return parsed
 
 
+WRONG_KEYS: list[dict[str, str]] = [
+    {},
+    {"X-API-Key": ""},
+    {"X-API-Key": "wrong-key"},
+    {"X-API-Key": KEY[:-1]},
+    {"X-API-Key": KEY + "0"},
+    {"X-API-Key": KEY.upper()},
+    {"X-API-Key": "Bearer " + KEY},
+    {"Authorization": KEY},
+    {"Authorization": ""},
+    {"Authorization": "Bearer"},
+    {"Authorization": "Bearer "},
+    {"Authorization": "Bearer wrong"},
+    {"Authorization": "Basic " + KEY},
+    {"Cookie": "X-API-Key=" + KEY},
+    {"X-API-Key": "wrong-key", "Authorization": "Bearer " + KEY},
+    {"X-API-Key": "schlüssel"},
+]
+
+
 class TestKeys:
     @pytest.mark.parametrize(("method", "path"), LOCKED)
-    @pytest.mark.parametrize(
-        "headers",
-        [
-            {},
-            {"X-API-Key": ""},
-            {"X-API-Key": "wrong-key"},
-            {"X-API-Key": KEY[:-1]},
-            {"X-API-Key": KEY + "0"},
-            {"X-API-Key": KEY.upper()},
-            {"X-API-Key": "Bearer " + KEY},
-            {"Authorization": KEY},
-            {"Authorization": ""},
-            {"Authorization": "Bearer"},
-            {"Authorization": "Bearer "},
-            {"Authorization": "Bearer wrong"},
-            {"Authorization": "Basic " + KEY},
-            {"Cookie": "X-API-Key=" + KEY},
-            {"X-API-Key": "wrong-key", "Authorization": "Bearer " + KEY},
-            {"X-API-Key": "schlüssel"},
-        ],
-        ids=lambda headers: ",".join(headers) or "nothing",
-    )
-    def test_without_the_key_there_is_nothing(
-        self, service: Duetime, method: str, path: str, headers: dict[str, str]
-    ) -> None:
-        answer = service.request(method, path, body=b"{", headers=headers, source=stranger())
-        refused(answer, 401, 4, "^unauthorized$")
-        assert KEY not in str(answer) and "wrong" not in str(answer.body)
+    def test_missing_or_wrong_key_is_rejected(self, service: Duetime, method: str, path: str) -> None:
+        for headers in WRONG_KEYS:
+            answer = service.request(method, path, body=b"{", headers=headers, source=unused_address())
+            refused(answer, 401, 4, "^unauthorized: ")
+            assert KEY not in str(answer) and "wrong" not in str(answer.body), headers
 
     @pytest.mark.parametrize(
         "headers",
@@ -76,70 +75,119 @@ class TestKeys:
             {"Authorization": "BEARER   " + KEY},
         ],
     )
-    def test_with_it_there_is(self, service: Duetime, headers: dict[str, str]) -> None:
+    def test_both_headers_for_the_key_are_accepted(self, service: Duetime, headers: dict[str, str]) -> None:
         success(service.request("GET", "/timers", headers=headers), 200, "success")
         assert service.request("GET", "/metrics", headers=headers).status == 200
 
     @pytest.mark.parametrize("path", OPEN)
     @pytest.mark.parametrize("headers", [{}, {"X-API-Key": "wrong"}])
-    def test_some_paths_need_none(self, service: Duetime, path: str, headers: dict[str, str]) -> None:
+    def test_probes_need_no_key(self, service: Duetime, path: str, headers: dict[str, str]) -> None:
         assert service.request("GET", path, headers=headers).status == 200
 
-    def test_the_key_in_the_query_is_not_a_key(self, service: Duetime) -> None:
+    def test_key_in_the_query_is_ignored(self, service: Duetime) -> None:
         refused(service.request("GET", f"/timers?api_key={KEY}&x-api-key={KEY}", headers={}), 401, 4, "unauthorized")
 
-    def test_nothing_is_written_without_it(self, service: Duetime) -> None:
+    def test_create_without_the_key_writes_nothing(self, service: Duetime) -> None:
         before = service.total()
         body = {"execute_at": service.ahead(60), "callback_url": URL}
         refused(service.request("POST", "/timers", json=body, headers={}), 401, 4, "unauthorized")
         assert service.total() == before
 
-    def test_the_key_is_not_logged(self, service: Duetime) -> None:
+    def test_keys_are_not_logged(self, service: Duetime) -> None:
         wrong = {"X-API-Key": "a-wrong-key-that-somebody-mistyped"}
-        service.request("GET", "/timers", headers=wrong, source=stranger())
+        service.request("GET", "/timers", headers=wrong, source=unused_address())
         assert KEY not in service.stderr and "mistyped" not in service.stderr
 
-    def test_without_keys_by_choice(self, alone: Callable[..., Duetime]) -> None:
-        service = alone(bare=True, DUETIME_AUTH="none")
+    def test_setting_disables_keys(self, start_service: Callable[..., Duetime]) -> None:
+        service = start_service(bare=True, DUETIME_AUTH="none")
         success(service.request("GET", "/timers", headers={}), 200, "success")
         success(service.request("GET", "/timers", headers={"X-API-Key": "whatever"}), 200, "success")
         assert service.request("GET", "/metrics", headers={}).status == 200
         assert not (service.directory / "duetime.key").exists()
 
 
+UNKNOWN_PATHS = [
+    "/nothing",
+    "/timers/" + UNKNOWN_ID + "/replay",
+    "/timers//",
+    "/timers//" + UNKNOWN_ID,
+    "/timers/" + UNKNOWN_ID + "//",
+    "/Timers",
+    "//timers",
+    "/timers/../health",
+    "/%ff",
+    "/timers/%ff",
+    "/timers/%F0%28%8C%28",
+    "/%00",
+    "/..%2f..%2fetc%2fpasswd",
+    "/%2ftimers",
+    "/timers%2f",
+    "/%2Fmetrics",
+    "/" + "x" * 5000,
+]
+
+
 class TestPaths:
+    @pytest.mark.parametrize("method", ["GET", "POST", "PURGE"])
+    def test_unknown_paths_are_not_found(self, service: Duetime, method: str) -> None:
+        for path in UNKNOWN_PATHS:
+            refused(service.request(method, path), 404, 3, "^this path does not exist; ")
+
     @pytest.mark.parametrize(
         "path",
         [
-            "/nothing",
-            "/timers/" + NOBODY + "/",
-            "/timers/" + NOBODY + "/replay",
-            "/Timers",
-            "//timers",
-            "/timers/../health",
-            "/health/",
-            "/%ff",
-            "/timers/%ff",
-            "/timers/%F0%28%8C%28",
-            "/%00",
-            "/..%2f..%2fetc%2fpasswd",
-            "/%2ftimers",
-            "/timers%2f",
-            "/%2Fmetrics",
-            "/" + "x" * 5000,
+            *("/timers", f"/timers/{UNKNOWN_ID}", "/health", "/metrics", "/docs", "/session"),
+            *("/api/v1/timers", "/api/v1/timers/default/a", "/api/v1/timers/default/%20", "/api/v1/namespaces"),
         ],
-        ids=lambda path: path[:30],
     )
-    @pytest.mark.parametrize("method", ["GET", "POST", "PURGE"])
-    def test_nothing_there(self, service: Duetime, method: str, path: str) -> None:
-        answer = service.request(method, path)
-        refused(answer, 404, 3, "^there is nothing at this path$")
+    def test_error_for_a_trailing_slash_suggests_the_path_without_it(self, service: Duetime, path: str) -> None:
+        answer = service.request("GET", f"{path}/")
+        message = f"this path ends with a slash and does not exist; did you mean {path}?"
+        assert (answer.status, answer.body["message"]) == (404, message)
+
+    @pytest.mark.parametrize(
+        ("path", "meant"),
+        [
+            *(("/api/v1/timers/abc", "/api/v1/timers/default/abc"), ("/api/v1/timer", "/api/v1/timers")),
+            *(("/api/timers", "/api/v1/timers"), ("/v1/timers", "/api/v1/timers"), ("/Timers", "/timers")),
+            *(("/metric", "/metrics"), ("/api/v1/namespaces/secrets/x", "/api/v1/namespaces/default/secrets/x")),
+        ],
+    )
+    def test_error_for_an_unknown_path_suggests_a_known_one(self, service: Duetime, path: str, meant: str) -> None:
+        answer = service.request("GET", path)
+        assert (answer.status, answer.body["message"]) == (404, f"this path does not exist; did you mean {meant}?")
+
+    @pytest.mark.parametrize("path", ["/nothing", "/api/v1/timer/default/x", "/timers/a/b", "/metrics" * 9])
+    def test_error_for_another_path_leads_to_the_documents(self, service: Duetime, path: str) -> None:
+        answer = service.request("GET", path)
+        assert (answer.status, answer.body["message"]) == (404, "this path does not exist; /docs describes the API")
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            *("/livez", "/readyz", "/health", "/healthz", "/metrics", "/", "/docs", "/api/v1/openapi.json"),
+            *("/ui/app.js",),
+        ],
+    )
+    def test_probes_and_pages_ignore_query_parameters(self, service: Duetime, path: str) -> None:
+        assert service.request("GET", f"{path}?probe=1&_=2", headers={"X-API-Key": KEY}).status == 200
+
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            *(("GET", "/session"), ("POST", "/session"), ("DELETE", "/session"), ("GET", "/clock"), ("POST", "/clock")),
+            ("GET", "/api/v1/events"),
+        ],
+    )
+    def test_other_paths_reject_unknown_query_parameters(self, service: Duetime, method: str, path: str) -> None:
+        answer = service.request(method, f"{path}?x=1", json={"apiKey": KEY}, headers={"X-API-Key": KEY})
+        assert (answer.status, answer.body["message"]) == (400, "x is not a known query parameter")
 
     @pytest.mark.parametrize(
         "path", ["/api%2fv1/timers", "/api/v1%2Ftimers", "/ui%2Findex.html", "/api/v1/timers%2Fbatch"]
     )
-    def test_an_escaped_slash_is_not_a_slash(self, service: Duetime, path: str) -> None:
-        """A proxy in front that guards paths would not see it either."""
+    def test_escaped_slash_does_not_separate_segments(self, service: Duetime, path: str) -> None:
+        """A proxy that restricts paths does not treat it as a slash either."""
         assert service.request("GET", path, headers={"X-API-Key": KEY}).status == 404
 
     @pytest.mark.parametrize(
@@ -147,8 +195,8 @@ class TestPaths:
         [
             ("PUT", "/timers", "GET, POST"),
             ("DELETE", "/timers", "GET, POST"),
-            ("PATCH", f"/timers/{NOBODY}", "DELETE, GET, PUT"),
-            ("POST", f"/timers/{NOBODY}", "DELETE, GET, PUT"),
+            ("PATCH", f"/timers/{UNKNOWN_ID}", "DELETE, GET, PUT"),
+            ("POST", f"/timers/{UNKNOWN_ID}", "DELETE, GET, PUT"),
             ("OPTIONS", "/timers", "GET, POST"),
             ("POST", "/health", "GET"),
             ("DELETE", "/metrics", "GET"),
@@ -156,12 +204,14 @@ class TestPaths:
             ("TRACE", "/livez", "GET"),
         ],
     )
-    def test_not_with_this_method(self, service: Duetime, method: str, path: str, allowed: str) -> None:
+    def test_wrong_method_is_rejected_with_the_allowed_ones(
+        self, service: Duetime, method: str, path: str, allowed: str
+    ) -> None:
         answer = service.request(method, path)
-        refused(answer, 405, 2, f"takes {allowed}$")
+        refused(answer, 405, 2, f"allows only {allowed}$")
         assert answer.headers["allow"] == allowed
 
-    @pytest.mark.parametrize("path", ["/timers", "/health", "/livez", "/readyz", "/metrics", f"/timers/{NOBODY}"])
+    @pytest.mark.parametrize("path", ["/timers", "/health", "/livez", "/readyz", "/metrics", f"/timers/{UNKNOWN_ID}"])
     def test_head_is_get_without_the_body(self, service: Duetime, path: str) -> None:
         get, head = service.request("GET", path), service.request("HEAD", path)
         assert (head.status, head.body) == (get.status, b"")
@@ -184,12 +234,12 @@ class TestPaths:
         ],
     )
     @pytest.mark.parametrize("headers", [{"X-API-Key": KEY}, {}], ids=["with the key", "without"])
-    def test_nothing_but_files_is_kept_by_caches(
+    def test_responses_must_not_be_cached(
         self, service: Duetime, method: str, path: str, headers: dict[str, str]
     ) -> None:
         assert service.request(method, path, headers=headers).headers["cache-control"] == "no-store"
 
-    def test_a_connection_serves_many_requests(self, service: Duetime) -> None:
+    def test_connection_serves_many_requests(self, service: Duetime) -> None:
         one = f"GET /timers?limit=1 HTTP/1.1\r\nHost: a\r\nX-API-Key: {KEY}\r\n\r\n".encode()
         with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
             for _ in range(3):
@@ -199,11 +249,11 @@ class TestPaths:
                     data += connection.recv(65536)
                 assert data.startswith(b"HTTP/1.1 200 ")
 
-    def test_requests_sent_ahead_are_answered_in_order(self, service: Duetime) -> None:
+    def test_pipelined_requests_are_answered_in_order(self, service: Duetime) -> None:
         one = b"GET %b HTTP/1.1\r\nHost: a\r\nConnection: %b\r\n\r\n"
-        asked = [(b"/livez", b"keep-alive"), (b"/nothing", b"keep-alive"), (b"/readyz", b"close")]
-        answer = service.raw(b"".join(one % each for each in asked))
-        places = [answer.find(text) for text in (b'"alive"', b"nothing at this path", b'"ready"')]
+        requests = [(b"/livez", b"keep-alive"), (b"/nothing", b"keep-alive"), (b"/readyz", b"close")]
+        answer = service.raw(b"".join(one % each for each in requests))
+        places = [answer.find(text) for text in (b'"alive"', b"path does not exist", b'"ready"')]
         assert -1 not in places and places == sorted(places)
 
 
@@ -211,7 +261,7 @@ class TestNotHttp:
     @pytest.mark.parametrize(
         "message",
         [
-            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # somebody speaks TLS
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS handshake
             b"nonsense\r\n\r\n",
             b"GET /timers HTTP/9.9\r\n\r\n",
             b"GET /timers HTTP/1.1\r\nbad header\r\n\r\n",
@@ -227,33 +277,35 @@ class TestNotHttp:
         ],
         ids=lambda message: repr(message[:60]),
     )
-    def test_what_is_not_even_http(self, service: Duetime, message: bytes) -> None:
+    def test_malformed_http_is_rejected(self, service: Duetime, message: bytes) -> None:
         message = message.replace(b"Host: a\r\n", b"Host: a\r\nX-API-Key: " + KEY.encode() + b"\r\n")
-        assert shaped(service.raw(message), 400)["code"] == 2
+        assert error_body(service.raw(message), 400)["code"] == 2
 
-    def test_half_a_request_is_no_request(self, service: Duetime) -> None:
+    def test_incomplete_request_has_no_effect(self, service: Duetime) -> None:
         before = service.total()
         body = b'{"execute_at": "2999-01-01T00:00:00Z", "callback_url": "http://127.0.0.1:9/"}'
         head = f"POST /timers HTTP/1.1\r\nHost: a\r\nX-API-Key: {KEY}\r\nContent-Length: {len(body) + 1}\r\n\r\n"
-        service.raw(head.encode() + body, leave=True)  # a byte is missing, and then the client is gone
+        service.raw(head.encode() + body, leave=True)  # the client closes one byte too early
         service.raw(head.encode() + body[:20], leave=True)
         service.raw(head.encode()[:40], leave=True)
         assert service.request("GET", "/livez").status == 200
         assert service.total() == before
 
-    def test_the_wish_for_a_web_socket_is_answered_like_any_other_get(self, service: Duetime) -> None:
+    def test_websocket_upgrade_is_ignored(self, service: Duetime) -> None:
         upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
         headers = {"X-API-Key": KEY, "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", **upgrade}
         success(service.request("GET", "/timers", headers=headers), 200, "success")
 
 
 class TestOperations:
-    def test_alive_and_ready(self, service: Duetime) -> None:
+    def test_probes_respond_alive_and_ready(self, service: Duetime) -> None:
         assert service.request("GET", "/livez").body == {"status": "alive"}
         assert service.request("GET", "/readyz").body["status"] == "ready"
 
-    def test_metrics(self, alone: Callable[..., Duetime], receiver: Receiver) -> None:
-        service = alone(virtual_clock=True)  # timers that others left might fire meanwhile
+    def test_metrics_count_creates_and_attempts(
+        self, start_service: Callable[..., Duetime], receiver: Receiver
+    ) -> None:
+        service = start_service(virtual_clock=True)  # in the shared service, timers of other tests might fire
 
         def metric(name: str) -> float:
             page = service.request("GET", "/metrics").body.decode()
@@ -270,26 +322,41 @@ class TestOperations:
         assert metric('duetime_timers{status="completed"}') == completed + 1 == service.total("completed")
         assert metric("duetime_owned_shards") == 64
 
-    def test_metrics_without_a_key_by_choice(self, alone: Callable[..., Duetime]) -> None:
-        service = alone(DUETIME_METRICS_AUTH="none")
+    def test_openmetrics_is_negotiated(self, service: Duetime) -> None:
+        accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
+        answer = service.request("GET", "/metrics", headers={"X-API-Key": KEY, "Accept": accept})
+        assert answer.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        page = families(answer.body)
+        assert page["duetime_timers"].type == "gauge" and page["duetime_creates"].type == "counter"
+
+    def test_setting_allows_metrics_without_a_key(self, start_service: Callable[..., Duetime]) -> None:
+        service = start_service(DUETIME_METRICS_AUTH="none")
         assert service.request("GET", "/metrics", headers={}).status == 200
         refused(service.request("GET", "/timers", headers={}), 401, 4, "unauthorized")
 
-    def test_there_is_no_clock_to_move_unless_asked_for(self, alone: Callable[..., Duetime]) -> None:
-        service = alone()
-        refused(service.request("GET", "/clock"), 404, 3, "nothing at this path")
-        refused(service.request("POST", "/clock", json={"advance": "3d"}), 404, 3, "nothing at this path")
+    def test_clock_can_not_be_moved_by_default(self, start_service: Callable[..., Duetime]) -> None:
+        service = start_service()
+        for answer in (service.request("GET", "/clock"), service.request("POST", "/clock", json={"advance": "3d"})):
+            refused(answer, 404, 3, "^/clock exists only on a server that was started with --virtual-clock$")
+
+    def test_clock_rejects_unknown_fields(self, service: Duetime) -> None:
+        refused(
+            service.request("POST", "/clock", json={"advance": "1s", "x": 1}),
+            400,
+            2,
+            "^x is not a known field; known: advance$",
+        )
 
     @pytest.mark.parametrize("body", [{}, {"advance": "x"}, {"advance": 3}, {"advance": "-3s"}, {"advance": "40000d"}])
-    def test_a_clock_moves_by_durations_only(self, service: Duetime, body: object) -> None:
+    def test_clock_rejects_invalid_durations(self, service: Duetime, body: object) -> None:
         refused(service.request("POST", "/clock", json=body), 400, 2, "^advance ")
 
-    def test_health_without_its_database(self, tmp_path: Path) -> None:
-        # The first write to a damaged file ends the service, so its engine must rest while it is looked at.
-        resting = {"TIMER_POLLING_INTERVAL": "60000", "DUETIME_LEASE_TTL": "5m"}
-        with Duetime(tmp_path / "run", **resting) as service:
-            yet = b"duetime_begin_seconds_count 0.0"
-            until("the engine has looked", lambda: yet not in service.request("GET", "/metrics").body)
+    def test_health_is_500_without_the_database(self, tmp_path: Path) -> None:
+        # The first write to a damaged file ends the service, so its engine must not write during this test.
+        idle: dict[str, Any] = {"TIMER_POLLING_INTERVAL": "60000", "DUETIME_LEASE_TTL": "5m"}
+        with Duetime(tmp_path / "run", **idle) as service:
+            never = b"duetime_begin_seconds_count 0.0"
+            until("the engine has polled", lambda: never not in service.request("GET", "/metrics").body)
             for name in ("duetime.db", "duetime.db-wal"):
                 with open(tmp_path / "run" / name, "r+b") as file:
                     file.write(b"\xff" * os.fstat(file.fileno()).st_size)

@@ -1,4 +1,4 @@
-"""The platform door's update and cancel: each field, nothing but the field, and only while the timer is pending."""
+"""Update and cancel in the platform API: only the given fields change, and only while the timer is pending."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.doors.shape import NOBODY, UPDATED, URL, refused, success
+from tests.doors.platform import UNKNOWN_ID, UPDATED, URL, refused, success
 from tests.servers import Duetime, Receiver, Reply, instant, until
 
-WHOLE = {
+WHOLE: dict[str, Any] = {
     "callback_method": "PUT",
     "callback_headers": {"X-One": "1"},
     "callback_payload": {"n": 1},
@@ -38,7 +38,7 @@ def update(service: Duetime, id: str, /, **fields: Any) -> dict[str, Any]:
 
 class TestUpdate:
     @pytest.mark.parametrize(("field", "value"), CHANGES)
-    def test_one_field_changes_and_no_other(self, service: Duetime, field: str, value: Any) -> None:
+    def test_update_changes_only_the_given_field(self, service: Duetime, field: str, value: Any) -> None:
         id = service.create(URL, seconds=3600, **WHOLE)
         before = service.get(id)
         answer = update(service, id, **{field: value})
@@ -48,7 +48,7 @@ class TestUpdate:
         assert instant(after["updated_at"]) >= instant(before["updated_at"])
         assert {name: after[name] for name in answer} == answer
 
-    def test_all_fields_at_once_reach_the_receiver(self, service: Duetime, receiver: Receiver) -> None:
+    def test_callback_uses_all_changed_fields(self, service: Duetime, receiver: Receiver) -> None:
         id = service.create(URL, seconds=3600, **WHOLE)
         update(
             service,
@@ -66,14 +66,14 @@ class TestUpdate:
         assert (request.method, request.body, request.headers["x-two"]) == ("PATCH", b'"new"', "2")
         assert "x-one" not in request.headers
 
-    def test_nothing_to_change_is_an_update_too(self, service: Duetime) -> None:
+    def test_empty_update_changes_nothing(self, service: Duetime) -> None:
         id = service.create(URL, seconds=3600, **WHOLE)
         before = service.get(id)
         update(service, id)
         after = service.get(id)
         assert {**after, "updated_at": None} == {**before, "updated_at": None}
 
-    def test_null_leaves_a_field_as_it_is_except_in_a_payload(self, service: Duetime, receiver: Receiver) -> None:
+    def test_null_changes_only_the_payload(self, service: Duetime, receiver: Receiver) -> None:
         id = service.create(receiver.url("/nulled"), **WHOLE)
         before = service.get(id)
         nulls = dict.fromkeys(("execute_at", "callback_url", "callback_method", "callback_headers", "retry_policy"))
@@ -85,12 +85,21 @@ class TestUpdate:
         service.finished(id)
         assert [request.body for request in receiver.at("/nulled")] == [b"null"]
 
-    def test_id_and_creation_stay(self, service: Duetime) -> None:
+    @pytest.mark.parametrize("field", ["id", "created_at", "status", "last_error", "idempotency_key"])
+    def test_fields_that_can_not_be_updated_are_rejected(self, service: Duetime, field: str) -> None:
         id = service.create(URL, seconds=3600)
         before = service.get(id)
-        update(service, id, id=NOBODY, created_at="1999-01-01T00:00:00Z", status="completed", last_error="x")
-        after = service.get(id)
-        assert {**after, "updated_at": None} == {**before, "updated_at": None}
+        answer = service.request("PUT", f"/timers/{id}", json={field: UNKNOWN_ID, "callback_payload": 1})
+        refused(answer, 400, 2, f"^{field} is not a known field")
+        assert service.get(id) == before
+
+    def test_callback_object_changes_only_its_fields(self, service: Duetime) -> None:
+        id = service.create(URL, seconds=3600, callback_headers={"A": "b"}, callback_payload={"a": 1})
+        before = service.get(id)
+        update(service, id, callback={"type": "http", "method": "PUT"})
+        update(service, id, callback={"type": "http", "payload": None})
+        changed = {"callback_method": "PUT", "callback_payload": None, "updated_at": None}
+        assert {**service.get(id), "updated_at": None} == before | changed
 
     @pytest.mark.parametrize(
         ("field", "value", "message"),
@@ -108,7 +117,9 @@ class TestUpdate:
             ("callback", {"type": "nats", "topic": "a"}, r"^callback needs a broker"),
         ],
     )
-    def test_the_rules_are_those_of_a_create(self, service: Duetime, field: str, value: Any, message: str) -> None:
+    def test_invalid_values_are_rejected_as_in_a_create(
+        self, service: Duetime, field: str, value: Any, message: str
+    ) -> None:
         id = service.create(URL, seconds=3600, **WHOLE)
         before = service.get(id)
         body = {"metadata": "must not be written", field: value}
@@ -116,17 +127,16 @@ class TestUpdate:
         assert service.get(id) == before
 
     @pytest.mark.parametrize("seconds", [4.9, 0, -3600])
-    def test_five_seconds_ahead(self, service: Duetime, seconds: float) -> None:
+    def test_execute_at_less_than_five_seconds_ahead_is_rejected(self, service: Duetime, seconds: float) -> None:
         id = service.create(URL, seconds=3600)
         body = {"execute_at": service.ahead(seconds)}
         refused(service.request("PUT", f"/timers/{id}", json=body), 400, 2, "^execute_at must be in the future")
 
-    def test_nobody(self, service: Duetime) -> None:
-        refused(service.request("PUT", f"/timers/{NOBODY}", json={}), 404, 3, "^timer not found$")
-        # What is wrong with the body counts first, whoever it is for.
-        refused(service.request("PUT", f"/timers/{NOBODY}", body=b"{"), 400, 2, "^body is not valid JSON")
+    def test_unknown_timer_is_not_found_but_malformed_bodies_are_rejected_first(self, service: Duetime) -> None:
+        refused(service.request("PUT", f"/timers/{UNKNOWN_ID}", json={}), 404, 3, "^timer not found$")
+        refused(service.request("PUT", f"/timers/{UNKNOWN_ID}", body=b"{"), 400, 2, "^body is not valid JSON")
 
-    def test_earlier_is_fired_earlier(self, service: Duetime, receiver: Receiver) -> None:
+    def test_timer_moved_to_an_earlier_time_fires_then(self, service: Duetime, receiver: Receiver) -> None:
         id = service.create(receiver.url("/earlier"), seconds=86400)
         update(service, id, execute_at=service.ahead(10))
         service.advance()
@@ -134,7 +144,7 @@ class TestUpdate:
 
     def test_concurrent_updates_are_all_applied(self, service: Duetime) -> None:
         id = service.create(URL, seconds=3600)
-        bodies = [
+        bodies: list[dict[str, Any]] = [
             {"metadata": 1},
             {"callback_payload": 2},
             {"callback_method": "PUT"},
@@ -148,7 +158,7 @@ class TestUpdate:
 
 
 class TestCancel:
-    def test_twice_is_no_error(self, service: Duetime) -> None:
+    def test_second_cancel_changes_nothing_and_succeeds(self, service: Duetime) -> None:
         id = service.create(URL, seconds=3600)
         first = service.request("DELETE", f"/timers/{id}")
         stamp = service.get(id)["updated_at"]
@@ -156,17 +166,17 @@ class TestCancel:
         assert success(again, 200, "timer canceled successfully") == first.body["data"]
         assert service.get(id)["updated_at"] == stamp
 
-    def test_nobody(self, service: Duetime) -> None:
-        refused(service.request("DELETE", f"/timers/{NOBODY}"), 404, 3, "^timer not found$")
+    def test_unknown_timer_is_not_found(self, service: Duetime) -> None:
+        refused(service.request("DELETE", f"/timers/{UNKNOWN_ID}"), 404, 3, "^timer not found$")
 
-    def test_a_canceled_timer_stays_canceled(self, service: Duetime) -> None:
+    def test_canceled_timer_can_not_be_updated(self, service: Duetime) -> None:
         id = service.create(URL, seconds=3600)
         service.request("DELETE", f"/timers/{id}")
         answer = service.request("PUT", f"/timers/{id}", json={"execute_at": service.ahead(60)})
         refused(answer, 400, 2, "^cannot update timer with status 'canceled'$")
         assert service.get(id)["status"] == "canceled"
 
-    def test_a_body_is_ignored(self, service: Duetime) -> None:
+    def test_body_of_a_cancel_is_ignored(self, service: Duetime) -> None:
         id = service.create(URL, seconds=3600)
         success(service.request("DELETE", f"/timers/{id}", body=b"{nonsense"), 200, "timer canceled successfully")
 
@@ -190,21 +200,23 @@ class TestTooLate:
         service.finished(id)
         assert len(receiver.at(path)) == 1
 
-    def test_cancel(self, service: Duetime, status: str, late: str) -> None:
+    def test_cancel_of_a_started_timer_is_rejected(self, service: Duetime, status: str, late: str) -> None:
         answer = service.request("DELETE", f"/timers/{late}")
         refused(answer, 400, 2, f"^cannot cancel timer with status '{status}'$")
 
-    def test_update(self, service: Duetime, status: str, late: str) -> None:
+    def test_update_of_a_started_timer_is_rejected(self, service: Duetime, status: str, late: str) -> None:
         for body in ({}, {"metadata": 1}, {"execute_at": service.ahead(60)}):
             answer = service.request("PUT", f"/timers/{late}", json=body)
             refused(answer, 400, 2, f"^cannot update timer with status '{status}'$")
 
 
 class TestRaces:
-    """A cancel or a move against the moment of firing: whoever wins, the answer tells the truth."""
+    """Cancels and moves while timers fall due: the response tells whether the timer fires."""
 
-    def test_cancel_at_the_moment_it_is_due(self, alone: Callable[..., Duetime], receiver: Receiver) -> None:
-        service = alone(virtual_clock=True)
+    def test_timers_whose_cancel_succeeded_do_not_fire(
+        self, start_service: Callable[..., Duetime], receiver: Receiver
+    ) -> None:
+        service = start_service(virtual_clock=True)
         ids = [service.create(receiver.url("/race-cancel"), callback_payload=n) for n in range(60)]
         with ThreadPoolExecutor(9) as pool:
             advancing = pool.submit(service.advance)
@@ -217,8 +229,10 @@ class TestRaces:
         assert fired == sorted(set(range(60)) - canceled)
         assert service.total("canceled") == len(canceled) and service.total("completed") == len(fired)
 
-    def test_move_at_the_moment_it_is_due(self, alone: Callable[..., Duetime], receiver: Receiver) -> None:
-        service = alone(virtual_clock=True)
+    def test_timers_whose_move_succeeded_fire_at_the_new_time(
+        self, start_service: Callable[..., Duetime], receiver: Receiver
+    ) -> None:
+        service = start_service(virtual_clock=True)
         ids = [service.create(receiver.url("/race-move"), callback_payload=n) for n in range(60)]
         later = {"execute_at": service.ahead(86400)}
         with ThreadPoolExecutor(9) as pool:
@@ -227,9 +241,9 @@ class TestRaces:
             advancing.result()
         moved = {n for n, answer in enumerate(answers) if answer.status == 200}
         assert {answer.status for answer in answers} <= {200, 400}
-        until("those that were not moved are done", lambda: service.total("completed") == 60 - len(moved))
+        until("all others are completed", lambda: service.total("completed") == 60 - len(moved))
         fired = sorted(int(request.body) for request in receiver.at("/race-move"))
         assert fired == sorted(set(range(60)) - moved) and service.total("pending") == len(moved)
         service.advance("2d")
-        until("the moved ones are done too", lambda: service.total("completed") == 60)
+        until("all moved timers are completed", lambda: service.total("completed") == 60)
         assert len(receiver.at("/race-move")) == 60

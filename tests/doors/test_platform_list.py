@@ -1,4 +1,4 @@
-"""The platform door's list: filters, order, pages and an exact total."""
+"""Lists in the platform API: filters, order, pages and an exact total."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.doors.shape import CREATED, URL, refused, success
+from tests.doors.platform import CREATED, URL, refused, success
 from tests.servers import Duetime, Receiver, Reply
 
 COUNT = 230
@@ -15,7 +15,7 @@ COUNT = 230
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Duetime, list[str]]]:
-    """A service with one timer in each status and many pending ones; and their ids, oldest first."""
+    """A service with many pending timers and one in each other status; and the timers' ids, oldest first."""
     with Duetime(tmp_path_factory.mktemp("listed"), virtual_clock=True) as service, Receiver() as receiver:
         ids = [
             service.create(receiver.url("/completed"), seconds=8),
@@ -27,10 +27,10 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Duetime, 
             service.finished(id)
         ids.append(service.create(URL, seconds=100))
         service.request("DELETE", f"/timers/{ids[3]}")
-        # The later it was made, the earlier it is due; three at a time fall due together.
+        # Timers created later are due earlier; groups of three have the same time.
         ids += [service.create(URL, seconds=10**6 - n // 3 * 1000) for n in range(COUNT - len(ids))]
         service.advance("1h")
-        receiver.wait("/executing")  # last of all: it executes for thirty seconds at most
+        receiver.wait("/executing")  # started last, because it times out after thirty seconds
         yield service, ids
 
 
@@ -45,7 +45,7 @@ def ids_of(data: dict[str, Any]) -> list[str]:
     return [timer["id"] for timer in data["timers"]]
 
 
-def test_the_defaults(listed: tuple[Duetime, list[str]]) -> None:
+def test_default_page_has_the_50_newest_timers(listed: tuple[Duetime, list[str]]) -> None:
     service, ids = listed
     data = page(service)
     assert (data["total"], data["limit"], data["offset"]) == (COUNT, 50, 0)
@@ -54,7 +54,7 @@ def test_the_defaults(listed: tuple[Duetime, list[str]]) -> None:
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 @pytest.mark.parametrize("size", [1, 7, 50, 200])
-def test_pages_cover_everything_once(listed: tuple[Duetime, list[str]], order: str, size: int) -> None:
+def test_pages_contain_every_timer_once(listed: tuple[Duetime, list[str]], order: str, size: int) -> None:
     service, ids = listed
     wanted = ids if order == "asc" else ids[::-1]
     step = size if size > 1 else 23
@@ -65,7 +65,7 @@ def test_pages_cover_everything_once(listed: tuple[Duetime, list[str]], order: s
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-def test_by_execute_at(listed: tuple[Duetime, list[str]], order: str) -> None:
+def test_list_can_be_sorted_by_execute_at(listed: tuple[Duetime, list[str]], order: str) -> None:
     service, ids = listed
     seen: list[dict[str, Any]] = []
     for offset in (0, 100, 200):
@@ -75,7 +75,7 @@ def test_by_execute_at(listed: tuple[Duetime, list[str]], order: str) -> None:
     assert times == sorted(times, reverse=order == "desc") != sorted(times, reverse=order == "asc")
 
 
-def test_by_created_at(listed: tuple[Duetime, list[str]]) -> None:
+def test_list_can_be_sorted_by_created_at(listed: tuple[Duetime, list[str]]) -> None:
     service, ids = listed
     assert ids_of(page(service, "?sort=created_at&order=asc&limit=200")) == ids[:200]
 
@@ -83,7 +83,7 @@ def test_by_created_at(listed: tuple[Duetime, list[str]]) -> None:
 @pytest.mark.parametrize(
     ("status", "place"), [("completed", 0), ("failed", 1), ("executing", 2), ("canceled", 3), ("pending", None)]
 )
-def test_by_status(listed: tuple[Duetime, list[str]], status: str, place: int | None) -> None:
+def test_list_can_be_filtered_by_status(listed: tuple[Duetime, list[str]], status: str, place: int | None) -> None:
     service, ids = listed
     data = page(service, f"?status={status}&limit=200&order=asc")
     wanted = ids[4:] if place is None else [ids[place]]
@@ -92,14 +92,14 @@ def test_by_status(listed: tuple[Duetime, list[str]], status: str, place: int | 
     assert ids_of(page(service, f"?status={status}&offset={len(wanted)}")) == []
 
 
-def test_everything_at_once(listed: tuple[Duetime, list[str]]) -> None:
+def test_all_parameters_can_be_combined(listed: tuple[Duetime, list[str]]) -> None:
     service, ids = listed
     data = page(service, "?status=pending&limit=20&offset=1&sort=execute_at&order=desc")
     assert (data["total"], data["limit"], data["offset"], len(data["timers"])) == (COUNT - 4, 20, 1, 20)
     assert set(ids_of(data)) <= set(ids[4:])
 
 
-def test_the_bounds_are_inside(listed: tuple[Duetime, list[str]]) -> None:
+def test_limits_and_offsets_include_their_bounds(listed: tuple[Duetime, list[str]]) -> None:
     service, _ = listed
     assert len(page(service, "?limit=200")["timers"]) == 200
     assert len(page(service, "?limit=1")["timers"]) == 1
@@ -120,18 +120,29 @@ def test_the_bounds_are_inside(listed: tuple[Duetime, list[str]]) -> None:
         ("?" + "&".join(f"a{n}=1" for n in range(65)), "query"),
     ],
 )
-def test_what_is_not_a_query(listed: tuple[Duetime, list[str]], query: str, field: str) -> None:
+def test_invalid_parameters_are_rejected(listed: tuple[Duetime, list[str]], query: str, field: str) -> None:
     service, _ = listed
     path = "/timers" + "".join(c if ord(c) < 128 else "%D9%A3" for c in query)
     refused(service.request("GET", path), 400, 2, f"^{field} ")
 
 
-def test_parameters_that_nobody_knows_are_ignored(listed: tuple[Duetime, list[str]]) -> None:
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("?page=3&limit=2", "^page is not a known query parameter; known: "),
+        ("?limit=2&_=1", "^_ is not a known query parameter; known: "),
+        ("?sortOrder=asc", r"^sortOrder is not a known query parameter; did you mean order\?$"),
+        ("?Limit=1", r"^Limit is not a known query parameter; did you mean limit\?$"),
+        ("?" + "x" * 300, '^"x{63}…" is not a known query parameter; known: '),
+        ("?%0a=1", r'^"\\n" is not a known query parameter; known: '),
+    ],
+)
+def test_unknown_parameters_are_rejected(listed: tuple[Duetime, list[str]], query: str, message: str) -> None:
     service, _ = listed
-    assert page(service, "?page=3&limit=2&_=1")["limit"] == 2
+    refused(service.request("GET", f"/timers{query}"), 400, 2, message)
 
 
-def test_the_total_follows_every_change(listed: tuple[Duetime, list[str]], tmp_path: Any) -> None:
+def test_total_follows_every_change(listed: tuple[Duetime, list[str]], tmp_path: Any) -> None:
     with Duetime(tmp_path, virtual_clock=True) as service, Receiver() as receiver:
         assert page(service) == {"timers": [], "total": 0, "limit": 50, "offset": 0}
         ids = [service.create(receiver.url("/total"), seconds=8) for _ in range(3)]

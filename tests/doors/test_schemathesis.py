@@ -15,16 +15,18 @@ import os
 import re
 import subprocess
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from duetime.doors.platform_schema import EXAMPLE_ID
 from duetime.errors import InvalidInput
 from duetime.timetext import parse_time
 from duetime.urls import parse_url
-from tests.servers import KEY, Duetime, Receiver, stranger, until
+from tests.servers import KEY, Duetime, Receiver, until, unused_address
 
 ROOT = Path(__file__).parents[2]
 SEED = os.environ.get("DUETIME_FUZZ_SEED") or "20300131"
@@ -34,6 +36,8 @@ STAND_IN = "stand-in-for-the-key"
 WITH_KEY = {"X-API-Key": KEY}
 
 IDS = [f"timer-{number}" for number in range(40)]
+# The platform API knows no other ids. The first is the document's example, changed before much else is done.
+UUIDS = [EXAMPLE_ID, *(str(uuid.UUID(int=number, version=4)) for number in range(20))]
 FINISHED_IN, PENDING_IN = "archive", "default"
 
 # Not every request that keeps the schema is good, so "positive_data_acceptance" would be wrong: names of one thing must
@@ -47,8 +51,15 @@ enabled = false
 include-path = "/api/v1/timers/batch"
 checks.negative_data_rejection.enabled = false
 
+[[operations]]
+include-path = "/timers/{{id}}"
+parameters = {{ id = {{ dictionary = "platform_ids", probability = 0.6 }} }}
+
 [dictionaries.ids]
 values = {IDS}
+
+[dictionaries.platform_ids]
+values = {UUIDS}
 
 [dictionaries.namespaces]
 values = {[FINISHED_IN, PENDING_IN]}
@@ -99,7 +110,7 @@ def furnish(service: Duetime, receiver: Receiver) -> None:
     """Timers to be found: finished ones and pending ones, and one more for requests that name theirs in the body."""
     aim = {"callbackUrl": receiver.url("/")}
     finished = [{"namespace": FINISHED_IN, "id": id, "delay": "0s", **aim} for id in IDS]
-    pending = [{"namespace": PENDING_IN, "id": id, "delay": "1000d", **aim} for id in [*IDS, "kept"]]
+    pending = [{"namespace": PENDING_IN, "id": id, "delay": "1000d", **aim} for id in [*IDS, "kept", *UUIDS]]
     made = service.request("POST", "/api/v1/timers/batch", json={"timers": finished + pending}, headers=WITH_KEY)
     assert {result["status"] for result in made.body["results"]} == {200}, made
     until("the finished timers are", lambda: len(all_timers(service, "&status=completed")) == len(IDS))
@@ -158,10 +169,12 @@ class Gate:
         return part
 
     def _field(self, name: str, value: Any) -> Any:
-        if name == "callbackUrl" and accepted(parse_url, value):
+        if name in ("callbackUrl", "callback_url", "url") and accepted(parse_url, value):
             return self.receiver
-        if name == "executeAt" and accepted(parse_time, value):
+        if name in ("executeAt", "execute_at") and accepted(parse_time, value):
             return "2996" + value[4:]  # a leap year, as the one before it may have been
+        if value is None and name not in ("payload", "metadata"):
+            return []  # The document forbids null, the code takes it as absent; this, both refuse.
         return self._aim(value)
 
     def install(self) -> None:
@@ -182,7 +195,7 @@ class Gate:
                 request.headers["X-API-Key"] = KEY
             else:
                 adapter = HTTPAdapter()  # Wrong keys are counted by address.
-                adapter.init_poolmanager(1, 1, source_address=(stranger(), 0))
+                adapter.init_poolmanager(1, 1, source_address=(unused_address(), 0))
             response = send(adapter, request, **more)
             self.answers[f"{request.method} {url.path} {response.status_code}"] += 1
             return response

@@ -1,5 +1,4 @@
-"""Streams over a real socket: they begin, go on, end, and neither a client that leaves nor one that does not read is
-waited for."""
+"""Streamed responses over a real socket, to clients that read, that disconnect and that do not read."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ GET = b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 class StreamDoor:
-    """Streams what a test puts into a queue, or without end."""
+    """Streams the pieces that a test puts into a queue, or endless ones."""
 
     def __init__(self) -> None:
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -54,7 +53,7 @@ Scene = Callable[[StreamDoor, int, Callable[[], None]], Coroutine[Any, Any, None
 
 
 def play(scene: Scene) -> None:
-    """Run a scene against a server, which then has to stop by itself."""
+    """Run a scene against a server, which must stop afterwards."""
 
     async def played() -> None:
         door = StreamDoor()
@@ -73,14 +72,18 @@ async def head(reader: asyncio.StreamReader) -> bytes:
     return await reader.readuntil(b"\r\n\r\n")
 
 
-def test_pieces_come_as_they_are_made_and_the_connection_serves_on() -> None:
+def test_pieces_are_sent_at_once_and_the_connection_can_be_used_again() -> None:
     async def scene(door: StreamDoor, port: int, stop: Callable[[], None]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
             writer.write(GET)
-            said = (await head(reader)).lower()
-            assert b"200 ok" in said and b"transfer-encoding: chunked" in said and b"content-length" not in said
-            assert b"content-security-policy" in said and b"nosniff" in said
+            response = (await head(reader)).lower()
+            assert (
+                b"200 ok" in response
+                and b"transfer-encoding: chunked" in response
+                and b"content-length" not in response
+            )
+            assert b"content-security-policy" in response and b"nosniff" in response
             for word in (b"one", b"two"):
                 door.pieces.put_nowait(word)
                 assert await reader.readuntil(word + b"\r\n") == b"3\r\n" + word + b"\r\n"
@@ -91,7 +94,7 @@ def test_pieces_come_as_they_are_made_and_the_connection_serves_on() -> None:
     play(scene)
 
 
-def test_a_head_has_no_pieces() -> None:
+def test_head_of_a_stream_has_no_pieces() -> None:
     async def scene(door: StreamDoor, port: int, stop: Callable[[], None]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET.replace(b"GET", b"HEAD"))
@@ -102,7 +105,7 @@ def test_a_head_has_no_pieces() -> None:
     play(scene)
 
 
-def test_a_client_that_leaves_ends_its_stream() -> None:
+def test_disconnected_client_ends_its_stream() -> None:
     async def scene(door: StreamDoor, port: int, stop: Callable[[], None]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET)
@@ -113,14 +116,16 @@ def test_a_client_that_leaves_ends_its_stream() -> None:
     play(scene)
 
 
-def test_who_does_not_read_stops_the_writing_and_delays_no_stop(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_that_does_not_read_pauses_its_stream_and_does_not_prevent_a_stop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scene(door: StreamDoor, port: int, stop: Callable[[], None]) -> None:
         door.endless = True
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(GET)
         await head(reader)
         written = -1
-        while written != door.written:  # until the buffers between the two are full
+        while written != door.written:  # until all buffers are full
             written = door.written
             await asyncio.sleep(0.2)
         assert not door.closed.is_set()
@@ -130,4 +135,4 @@ def test_who_does_not_read_stops_the_writing_and_delays_no_stop(caplog: pytest.L
 
     with caplog.at_level(logging.ERROR):
         play(scene)
-    assert not caplog.records  # A server that has to give up waiting says so.
+    assert not caplog.records

@@ -1,4 +1,4 @@
-"""The files of the web page: all are served as they are, to anyone, and nothing else is."""
+"""The files of the web page: all are served unchanged and without a key, and no other files are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import duetime
 from duetime.doors.web import FOLDER, HELLO, TYPES, WebDoor
 from tests.doors.durable import failure
 from tests.servers import KEY, Duetime
@@ -26,7 +25,7 @@ def get(service: Duetime, path: str, **headers: str) -> tuple[int, dict[str, str
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_file(service: Duetime, name: str) -> None:
+def test_file_is_served_unchanged_with_its_type(service: Duetime, name: str) -> None:
     content = (FOLDER / name).read_bytes()
     answer = service.request("GET", f"/ui/{name}", headers={})
     assert answer.status == 200 and int(answer.headers["content-length"]) == len(content)
@@ -35,7 +34,7 @@ def test_every_file(service: Duetime, name: str) -> None:
     assert answer.headers["cache-control"] == "no-cache"
 
 
-def test_the_page_is_at_the_root(service: Duetime) -> None:
+def test_page_is_served_at_the_root(service: Duetime) -> None:
     status, headers, body = get(service, "/")
     assert status == 200 and body == (FOLDER / "index.html").read_bytes()
     assert headers["content-type"] == "text/html; charset=utf-8" and headers["content-security-policy"] == PAGE
@@ -44,12 +43,12 @@ def test_the_page_is_at_the_root(service: Duetime) -> None:
     failure(answer, 405, "METHOD_NOT_ALLOWED")
 
 
-def test_a_newcomer_s_first_timer_has_somebody_to_call(service: Duetime) -> None:
+def test_service_has_a_receiver_for_first_timers(service: Duetime) -> None:
     assert service.request("POST", HELLO, json={"payload": 1}, headers={}).status == 200
     failure(service.request("POST", HELLO, json={"payload": "x" * 5000}, headers={}), 413, "PAYLOAD_TOO_LARGE")
 
 
-def test_what_a_browser_has_is_not_sent_again(service: Duetime) -> None:
+def test_unchanged_file_is_not_sent_again(service: Duetime) -> None:
     etag = get(service, "/")[1]["etag"]
     for known in (etag, f'"other", W/{etag}'):
         status, headers, body = get(service, "/", If_None_Match=known)
@@ -61,7 +60,7 @@ def test_what_a_browser_has_is_not_sent_again(service: Duetime) -> None:
 @pytest.mark.parametrize(
     "path", ["/ui", "/ui/", "/ui/nothing.js", "/ui/../web.py", "/ui/%2e%2e/web.py", "/ui//index.html"]
 )
-def test_nothing_else(service: Duetime, path: str) -> None:
+def test_other_paths_are_not_found(service: Duetime, path: str) -> None:
     assert get(service, path)[0] == 404
 
 
@@ -78,8 +77,8 @@ def test_nothing_else(service: Duetime, path: str) -> None:
         *(("DELETE", path) for path in ("/session", "/timers", "/api/v1/timers/default/x")),
     ],
 )
-@pytest.mark.parametrize("headers", [{}, {"X-API-Key": KEY}], ids=["without the key", "with it"])
-def test_every_answer_tells_browsers_to_do_nothing_with_it(
+@pytest.mark.parametrize("headers", [{}, {"X-API-Key": KEY}], ids=["without the key", "with the key"])
+def test_every_response_has_restrictive_security_headers(
     service: Duetime, method: str, path: str, headers: dict[str, str]
 ) -> None:
     answer = service.request(method, path, body=b"{}", headers=headers)
@@ -90,12 +89,12 @@ def test_every_answer_tells_browsers_to_do_nothing_with_it(
     assert answer.headers["referrer-policy"] == "no-referrer"
 
 
-def test_what_is_not_http_is_told_so_too(service: Duetime) -> None:
+def test_response_to_malformed_http_has_security_headers(service: Duetime) -> None:
     head = service.raw(b"nonsense\r\n\r\n").lower()
     assert b"nosniff" in head and b"content-security-policy: default-src 'none'" in head
 
 
-def test_files_are_read_once(tmp_path: Path) -> None:
+def test_files_are_read_once_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<!doctype html>")
     (tmp_path / "below").mkdir()
     (tmp_path / "below/a.js").write_text("1")
@@ -106,8 +105,8 @@ def test_files_are_read_once(tmp_path: Path) -> None:
     assert set(WebDoor(refusal=door.refusal, folder=tmp_path / "below").routes()) == {HELLO, "/ui/a.js"}
 
 
-def test_the_package_has_them_all() -> None:
-    root = Path(duetime.__file__).parent
+def test_package_data_contains_all_files() -> None:
+    root = FOLDER.parents[1]
     settings = tomllib.loads((root.parents[1] / "pyproject.toml").read_text())
     patterns = settings["tool"]["setuptools"]["package-data"]["duetime"]
     packed = {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}

@@ -1,4 +1,4 @@
-"""Wrong keys: an address that sends many has to wait, and a client with the right one never does."""
+"""Wrong keys: an address that sends many has to wait, and requests with the right key never wait."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from duetime.doors.wrong_keys import (
 from duetime.telemetry import Telemetry
 from tests.clocks import ManualClock
 from tests.doors.durable import failure
-from tests.doors.shape import refused
-from tests.servers import KEY, Answer, Duetime, stranger, until
+from tests.doors.platform import refused
+from tests.servers import KEY, Answer, Duetime, until, unused_address
 
 RIGHT = [{"X-API-Key": KEY}, {"Authorization": f"Bearer {KEY}"}]
 
@@ -42,8 +42,8 @@ def metric(service: Duetime) -> float:
 
 
 class TestService:
-    def test_further_ones_are_refused_for_a_growing_time(self, service: Duetime) -> None:
-        source, before = stranger(), metric(service)
+    def test_many_wrong_keys_are_rejected_with_a_growing_wait(self, service: Duetime) -> None:
+        source, before = unused_address(), metric(service)
         answers = [with_key(service, source, f"wrong-{n}") for n in range(FREE + 10)]
         assert [answer.status for answer in answers[:FREE]] == [401] * FREE
         waits = []
@@ -55,25 +55,25 @@ class TestService:
         assert with_key(service, source, "wrong", "/metrics").headers["retry-after"]
         assert metric(service) == before + FREE + 12
 
-    def test_sign_ins_count_too(self, service: Duetime) -> None:
-        source = stranger()
+    def test_wrong_keys_of_sign_ins_count(self, service: Duetime) -> None:
+        source = unused_address()
         statuses = [sign_in(service, source, f"wrong-{n}").status for n in range(FREE + 3)]
         assert statuses == [401] * FREE + [429] * 3
         assert with_key(service, source, "wrong").status == 429
         assert sign_in(service, source, KEY).status == 204
 
-    def test_the_right_key_is_accepted_at_once_from_the_same_address(self, service: Duetime) -> None:
-        source = stranger()
+    def test_right_key_from_the_same_address_never_waits(self, service: Duetime) -> None:
+        source = unused_address()
         for n in range(3 * FREE):
             with_key(service, source, f"wrong-{n}")
             for headers in RIGHT:
                 assert service.request("GET", "/timers", headers=headers, source=source).status == 200
 
     def test_other_addresses_do_not_wait(self, service: Duetime) -> None:
-        source = stranger()
+        source = unused_address()
         for n in range(2 * FREE):
             with_key(service, source, f"wrong-{n}")
-        assert with_key(service, stranger(), "wrong").status == 401
+        assert with_key(service, unused_address(), "wrong").status == 401
 
     @pytest.mark.parametrize(
         "headers",
@@ -86,26 +86,26 @@ class TestService:
         ],
         ids=str,
     )
-    def test_no_key_is_not_a_wrong_key(self, service: Duetime, headers: dict[str, str]) -> None:
-        source, before = stranger(), metric(service)
+    def test_missing_key_is_not_a_wrong_key(self, service: Duetime, headers: dict[str, str]) -> None:
+        source, before = unused_address(), metric(service)
         for _ in range(2 * FREE):
             assert service.request("GET", "/timers", headers=headers, source=source).status == 401
         assert metric(service) == before
 
-    def test_the_log_has_the_address_and_no_key(self, service: Duetime) -> None:
-        source, sent = stranger(), 0
+    def test_log_has_the_address_and_not_the_key(self, service: Duetime) -> None:
+        source, sent = unused_address(), 0
 
         def lines() -> list[str]:
             nonlocal sent
             sent += with_key(service, source, "a-key-of-another-service").status in (401, 429)
             return [line for line in service.stderr.splitlines() if f"from {source}:" in line]
 
-        until("it is logged", lines)  # when other tests have made fewer messages
+        until("the address is logged", lines)  # repeated, because the number of messages per time is limited
         assert len(lines()) <= max(1, sent // 2)
         assert "a-key-of-another-service" not in service.stderr
 
 
-class TestCounting:
+class TestWrongKeys:
     @pytest.fixture
     def clock(self) -> ManualClock:
         return ManualClock()
@@ -117,7 +117,9 @@ class TestCounting:
     def waits(self, wrong: WrongKeys, address: str, times: int) -> list[int]:
         return [wrong.note(address) for _ in range(times)]
 
-    def test_who_waits_may_try_once_and_then_waits_longer(self, wrong: WrongKeys, clock: ManualClock) -> None:
+    def test_every_further_wrong_key_after_a_wait_leads_to_a_longer_wait(
+        self, wrong: WrongKeys, clock: ManualClock
+    ) -> None:
         assert self.waits(wrong, "a", FREE) == [0] * FREE
         last = 0
         for _ in range(4):
@@ -127,15 +129,15 @@ class TestCounting:
             assert wrong.note("a") == 0
             last = wait
 
-    def test_a_wait_has_a_limit(self, wrong: WrongKeys) -> None:
+    def test_wait_is_limited(self, wrong: WrongKeys) -> None:
         assert max(self.waits(wrong, "a", 5000)) == WAIT_SECONDS_MAX
 
-    def test_an_address_is_forgotten(self, wrong: WrongKeys, clock: ManualClock) -> None:
+    def test_address_is_forgotten_after_a_while(self, wrong: WrongKeys, clock: ManualClock) -> None:
         self.waits(wrong, "a", 3 * FREE)
         clock.advance(int(FORGOTTEN_SECONDS * 1000) + 1)
         assert self.waits(wrong, "a", FREE) == [0] * FREE
 
-    def test_memory_is_bounded_and_the_busiest_is_not_forgotten_for_others(self, wrong: WrongKeys) -> None:
+    def test_number_of_addresses_is_limited_and_the_busiest_one_is_kept(self, wrong: WrongKeys) -> None:
         for n in range(3 * ADDRESSES_MAX):
             wrong.note(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}")
             if n % 1000 == 0:
@@ -154,10 +156,10 @@ class TestCounting:
             ("", "", True),
         ],
     )
-    def test_what_counts_as_one_address(self, wrong: WrongKeys, one: str, other: str, same: bool) -> None:
+    def test_ipv6_networks_count_as_one_address(self, wrong: WrongKeys, one: str, other: str, same: bool) -> None:
         assert (module.group_of(one) == module.group_of(other)) is same
 
-    def test_many_addresses_do_not_fill_the_log(
+    def test_number_of_logged_addresses_is_limited(
         self, wrong: WrongKeys, clock: ManualClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.WARNING):
@@ -168,7 +170,7 @@ class TestCounting:
             wrong.note("10.0.0.255")
         assert len(caplog.records) == LOGGED_MAX + 1
 
-    def test_messages_are_few_and_count_what_they_leave_out(
+    def test_log_messages_are_limited_and_count_the_suppressed_ones(
         self, wrong: WrongKeys, clock: ManualClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.WARNING):

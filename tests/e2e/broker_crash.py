@@ -1,20 +1,20 @@
-"""Kill -9 the broker and the service under a stream of commands, again and again, and count what was lost.
+"""Kill -9 the broker and the service under a stream of commands, repeatedly, and count losses.
 
     python -m tests.e2e.broker_crash --commands 20000 --broker-kills 20 --instance-kills 20 [--seed S]
 
-Publishers send ScheduleTimer commands. One counts as sent once JetStream has confirmed it; until then it is sent again,
-unchanged and with the same ``Nats-Msg-Id``. Meanwhile a real NATS server, which syncs before it confirms, and the
-service are killed at random moments, each by itself, and started again on the same data. In the end the ledger of what
-was confirmed is held against what is in the stream of events:
+Publishers send ScheduleTimer commands. A command counts as sent once JetStream has acked it; until then it is published
+again, unchanged and with the same ``Nats-Msg-Id``. Meanwhile a real NATS server, which syncs before each ack, and the
+service are killed independently at random moments and restarted on the same data. In the end, the ledger of acked
+commands is compared with the stream of events:
 
-- lost: confirmed, and no DueTimeReached event;
-- early: in the stream, or said to be reached, before ``dueAt``, by the one clock of this machine;
+- lost: acked, but no DueTimeReached event;
+- early: stored in the stream, or with a ``reachedAt``, before ``dueAt``, by the one clock of this machine;
 - twice: more than one event in the stream;
-- ids: publishes of one timer with different values of ``Nats-Msg-Id``;
-- strange: an event that no command asked for, or with another correlation id.
+- ids: publishes for one timer with different values of ``Nats-Msg-Id``;
+- strange: an event without a command, or with another correlation id.
 
-A plain subscriber sees publishes before JetStream drops those that it has: so duplicates are counted, although none may
-get into the stream. It misses what is published before it is connected again, so there may have been a few more.
+A plain subscriber sees publishes before JetStream drops duplicates, so duplicates are counted although none may get
+into the stream. It misses publishes while it reconnects, so there may have been a few more.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ COMMANDS, EVENTS = "timer.commands.schedule", "timer.events.due"
 COMMANDS_STREAM, EVENTS_STREAM, DEAD_STREAM = "TIMER_COMMANDS", "TIMER_EVENTS", "TIMER_DLQ"
 TENANTS = 7
 PUBLISHERS = 64
-AHEAD_SECONDS = (-0.5, 6.0)  # some are due before they are sent: they fire at once
+AHEAD_SECONDS = (-0.5, 6.0)  # some are overdue when they are sent and fire at once
 CONFIRM_SECONDS = 2.0
-DOWN_SECONDS = (0.0, 2.5)  # how long the broker stays away
-START_SECONDS = 1.0  # what a start takes, about
-KILL_EARLY = 0.1  # of the service's kills, those that do not even wait for it to be ready; never two in a row
+DOWN_SECONDS = (0.0, 2.5)  # how long the broker is down
+START_SECONDS = 1.0  # the approximate duration of a start
+KILL_EARLY = 0.1  # share of the service's kills before it is ready; never two in a row
 PATIENCE_SECONDS = 120.0
 PROGRESS_SECONDS = 5.0
 READ_BATCH = 500
@@ -80,14 +80,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Event:
-    """A DueTimeReached event: as it is in the stream, or as it was published."""
+    """A DueTimeReached event, in the stream or as published."""
 
     tenant: str
     call: str
     correlation: str | None
     message_id: str
     reached_ms: int
-    stored_ms: float | None = None  # None: only seen on its way
+    stored_ms: float | None = None  # None: only seen as a publish
 
     @classmethod
     def of(cls, message: Msg, *, stored: bool) -> Event:
@@ -107,8 +107,8 @@ class Event:
 @dataclass
 class Ledger:
     entries: list[Entry] = field(default_factory=list)
-    repeats: int = 0  # publishes of a command that had been tried before
-    known: int = 0  # of these, those that JetStream had and said so
+    repeats: int = 0  # repeated publishes of a command
+    known: int = 0  # of these, the ones acked as duplicates
     broker_kills: int = 0
     instance_kills: int = 0
 
@@ -128,7 +128,7 @@ class BrokerCrash:
         seed: int,
         gap: tuple[float, float],
     ) -> None:
-        # Each has chance of its own, so that what one draws does not depend on how fast the others are.
+        # Separate random generators, so that their draws do not depend on each other's speed.
         self._draws = {who: random.Random(f"{seed} {who}") for who in ("commands", "broker", "instance")}
         self._commands = commands
         self._broker_kills = broker_kills
@@ -142,7 +142,7 @@ class BrokerCrash:
     # The publishers.
 
     async def _publish(self, client: Client) -> None:
-        """All commands, spread over about as long as the kills take."""
+        """All commands, spread over about the time of the kills."""
         kills = max(self._broker_kills, self._instance_kills)
         per_second = self._commands / max(1.0, kills * (sum(self._gap) / 2 + START_SECONDS))
         draw, started = self._draws["commands"], time.monotonic()
@@ -157,7 +157,7 @@ class BrokerCrash:
                 tasks.create_task(self._send(client, entry)).add_done_callback(lambda _: room.release())
 
     async def _send(self, client: Client, entry: Entry) -> None:
-        """Publish one command until JetStream has it. It is the same each time: JetStream keeps the first it gets."""
+        """Publish one command until JetStream acks it, unchanged each time: JetStream keeps the first copy."""
         js = client.jetstream(timeout=CONFIRM_SECONDS)
         subject, data, headers = f"{COMMANDS}.{entry.tenant}", entry.command(), {"Nats-Msg-Id": f"id-{entry.number}"}
         deadline, again = time.monotonic() + PATIENCE_SECONDS, False
@@ -176,7 +176,7 @@ class BrokerCrash:
     async def _overhear(self, message: Msg) -> None:
         self._seen.append(Event.of(message, stored=False))
 
-    # The reapers.
+    # The killers.
 
     async def _reap_broker(self) -> None:
         draw = self._draws["broker"]
@@ -190,7 +190,7 @@ class BrokerCrash:
     async def _reap_instance(self) -> None:
         draw, early = self._draws["instance"], False
         for _ in range(self._instance_kills):
-            # A timer that is in flight at three kills in a row is failed, and rightly so.
+            # The service correctly fails a timer that is in flight at three kills in a row.
             early = not early and draw.random() < KILL_EARLY
             if early:
                 await asyncio.sleep(draw.uniform(0, 0.8))
@@ -212,10 +212,10 @@ class BrokerCrash:
                 flush=True,
             )
 
-    # What is there in the end.
+    # The result.
 
     async def _settle(self, client: Client) -> list[Event]:
-        """The events in the stream, once all that are owed are there or our patience is at an end."""
+        """The events in the stream, once all owed ones are there, or after a timeout."""
         owed = {(entry.tenant, entry.call) for entry in self._ledger.confirmed}
         js = client.jetstream()
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -223,16 +223,16 @@ class BrokerCrash:
         while time.monotonic() < deadline:
             held = (await js.stream_info(EVENTS_STREAM)).state.messages
             if held >= len(owed) and held != looked_at:
-                # As many as are owed need not be those that are owed: there may be duplicates among them.
+                # The right number is not enough: there may be duplicates among them.
                 looked_at = held
                 if owed <= {(event.tenant, event.call) for event in await read(client, EVENTS_STREAM)}:
                     break
             await asyncio.sleep(0.1)
-        await asyncio.sleep(1.5)  # for what should not come
+        await asyncio.sleep(1.5)  # for unexpected events
         return await read(client, EVENTS_STREAM)
 
     async def run(self) -> list[str]:
-        """All of it; what was violated."""
+        """Run everything; returns the violations."""
         try:
             self._service.start()
             client = await nats.connect(
@@ -269,7 +269,7 @@ class BrokerCrash:
         return violations
 
     async def _until_set_up(self, client: Client) -> None:
-        """The service makes the streams; nothing can be published before."""
+        """Wait until the service has created the streams: before that, nothing can be published."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
@@ -280,15 +280,15 @@ class BrokerCrash:
                 await asyncio.sleep(0.05)
 
     def _statuses(self) -> dict[str, int]:
-        """How many timers of all tenants have which status, once the service has counted what it recorded."""
-        self._service.disconnect()  # The service has long closed what was kept since the start.
+        """The number of timers of all tenants by status, once the service has counted its records."""
+        self._service.disconnect()  # The service has closed the idle connections since the start.
         page = self._service.request("GET", "/metrics").body.decode()
         counts = dict(line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("duetime_timers{"))
         return {name.split('"')[1]: int(float(count)) for name, count in counts.items()}
 
 
 async def read(client: Client, stream: str) -> list[Event]:
-    """Everything in a stream, oldest first."""
+    """All messages of a stream, oldest first."""
     js = client.jetstream()
     left = (await js.stream_info(stream)).state.messages
     reader = await js.pull_subscribe(f"{EVENTS}.*", stream=stream, config=ConsumerConfig(inactive_threshold=60))
@@ -301,7 +301,7 @@ async def read(client: Client, stream: str) -> list[Event]:
 
 
 def judge(ledger: Ledger, events: list[Event], seen: list[Event]) -> list[str]:
-    """What is in the stream, and what was seen on its way there, held against what was confirmed."""
+    """Compares the stream, and the publishes that were seen, with the acked commands."""
     asked = {(entry.tenant, entry.call): entry for entry in ledger.entries}
     stored: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in events:
@@ -366,7 +366,7 @@ def text(at_ms: int) -> str:
 
 
 async def _quiet(_error: Exception) -> None:
-    """A server that is away on purpose is not worth a line."""
+    """Ignore errors: the test stops the server on purpose."""
 
 
 def run(

@@ -1,24 +1,25 @@
-"""Kill -9 under load, again and again, and count what was promised and not kept.
+"""Kill -9 under load, repeatedly, and count broken promises.
 
-    python -m tests.e2e.crash --kills 100 [--seed S]
+    python -m tests.e2e.crash --kills 100 [--seed S] [--server mariadb --lease 2s]
 
-Clients create about 300 timers a second, cancel and move some of them, and write down every answer that they get. The
-service is killed at random moments and started again at once on the same file. In the end the ledger of what was
-acknowledged is held against what the receiver got:
+Clients create about 300 timers a second, cancel and move some of them, and record every response. The service is killed
+at random moments and restarted at once on the same file. In the end, the ledger of acknowledged requests is compared
+with what the receiver got:
 
 - lost: acknowledged, neither canceled nor delivered;
-- early: delivered before its time, by the one clock of this machine; so is a moved one at its old time;
+- early: delivered before its time, by the one clock of this machine; also a moved timer at its old time;
 - canceled: delivered although its cancel was acknowledged;
-- twice: delivered again with no kill in between, or after a client had seen it completed;
+- twice: delivered again without a kill in between, or after a client had seen it completed;
 - ids: deliveries of one timer with different delivery ids.
 
-An operation whose answer was cut off by a kill may have happened or not, and either is right.
+An operation whose response was lost in a kill may or may not have taken effect; both are correct.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import socket
@@ -26,22 +27,28 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+from tests.mysql import Mariadb, Mysql
+from tests.postgres import Postgres
 from tests.servers import KEY, Duetime, Received, Receiver, Reply, printed, until
 
+SERVERS: dict[str, Callable[[], Any]] = {"mariadb": Mariadb, "mysql": Mysql, "postgres": partial(Postgres, 18)}
 CREATES_PER_SECOND = 300
 CLIENTS = 12
-AHEAD_SECONDS = (5.3, 8.0)  # the door wants five, and a request may wait a little for a service that is starting
+AHEAD_SECONDS = (5.3, 8.0)  # the API's minimum is five, and a request may wait for a starting service
 CANCELED = MOVED = 0.05
-CHECKED = 0.3  # of the delivered ones a client asks whether they are completed
+CHECKED = 0.3  # share of the delivered timers that a client reads back
 WARM_UP_SECONDS = 5.5  # before the first kill, so that timers are falling due by then
-STAMP_NS_LATE = 250_000_000  # a request that was sent just before a kill may be read, and stamped, just after it
+STAMP_NS_LATE = 250_000_000  # a request sent just before a kill may get its timestamp just after it
 QUIET_KILLS = 3  # the last kills come after the last create, while timers are still falling due
-KILL_EARLY = 0.1  # of the kills, those that do not even wait for the service to be ready; never two in a row
+KILL_EARLY = 0.1  # share of the kills before the service is ready; never two in a row
 PATIENCE_SECONDS = 60.0
 
 
@@ -69,12 +76,12 @@ class Ledger:
 
     @property
     def owed(self) -> list[Entry]:
-        """Those that must be delivered. A cancel without an answer may have worked."""
+        """Timers that must be delivered. A cancel without a response may have taken effect."""
         return [entry for entry in self.acknowledged if not entry.canceled and not entry.cancel_asked]
 
 
 class Client:
-    """One connection at a time. An answer that does not come is None, and nobody knows."""
+    """A client with one connection at a time. Without a response it returns None, and the effect is unknown."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -102,7 +109,16 @@ class Client:
 
 
 class Crash:
-    def __init__(self, directory: Path, *, kills: int, seed: int, gap: tuple[float, float], lease: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        kills: int,
+        seed: int,
+        gap: tuple[float, float],
+        lease: str,
+        settings: Mapping[str, Any],
+    ) -> None:
         self._draw = random.Random(seed)
         self._kills = kills
         self._gap = gap
@@ -111,17 +127,17 @@ class Crash:
         self._over = False
         self._receiver = Receiver()
         self._receiver.decide(self._reply)
-        self._fresh: list[int] = []  # numbers of what was delivered, for the clients that check
+        self._fresh: list[int] = []  # numbers of delivered timers, for the clients that check
         # The port stays the same over all restarts, as a client would have it. It is held while nobody listens on it:
         # the kernel could give it to one of the many connections that are made meanwhile.
         self._held = socket.socket()
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._held.bind(("127.0.0.1", 0))
         self._port = self._held.getsockname()[1]
-        self._service = Duetime(directory, start=False, PORT=str(self._port), DUETIME_LEASE_TTL=lease)
+        self._service = Duetime(directory, start=False, PORT=str(self._port), DUETIME_LEASE_TTL=lease, **settings)
 
     def _reply(self, request: Received) -> Reply:
-        """Mostly at once, now and then slowly, so that there is always something in flight."""
+        """Respond mostly at once, sometimes slowly, so that attempts are always in flight."""
         self._fresh.append(int(request.body))
         return Reply(delay_seconds=self._draw.choice((0, 0, 0, 0, 0.02, 0.1, 0.3)))
 
@@ -152,7 +168,7 @@ class Crash:
         client.close()
 
     async def _change(self) -> None:
-        """Cancel and move some of those that are not due yet, or not long so: the races are what is of interest."""
+        """Cancel and move some timers around their due times, to cause races."""
         client = Client(self._port)
         rate = CREATES_PER_SECOND * (CANCELED + MOVED)
         while self._creating:
@@ -191,7 +207,7 @@ class Crash:
             self._ledger.refusals[f"move {answer[0]} {answer[1]['message']}"] += 1
 
     async def _check(self) -> None:
-        """What a client has seen completed must not be delivered again."""
+        """Read timers: one that was seen completed must not be delivered again."""
         client = Client(self._port)
         while not self._over:
             await asyncio.sleep(0.01)
@@ -207,7 +223,7 @@ class Crash:
                     entry.completed_ns = time.time_ns()
         client.close()
 
-    # The reaper.
+    # The killer.
 
     async def _kill_and_start(self) -> None:
         self._service.kill()
@@ -220,7 +236,7 @@ class Crash:
         for kill in range(self._kills):
             if kill >= self._kills - QUIET_KILLS:
                 self._creating = False
-            # A timer that is in flight at three kills in a row is failed, and rightly so.
+            # The service correctly fails a timer that is in flight at three kills in a row.
             early = not early and self._draw.random() < KILL_EARLY
             if early:
                 await asyncio.sleep(self._draw.uniform(0, 0.8))
@@ -236,7 +252,8 @@ class Crash:
         await asyncio.to_thread(self._service.wait_ready)
 
     async def _settle(self) -> None:
-        """Wait until all that is owed has come, or our patience is at an end; and then for what should not come."""
+        """Wait until everything owed has arrived, or until a timeout; then a little longer for unexpected
+        deliveries."""
         deadline = time.time() + PATIENCE_SECONDS
         last = max((entry.not_before_ms for entry in self._ledger.entries), default=0) / 1000
         while time.time() < max(deadline, last + PATIENCE_SECONDS):
@@ -244,7 +261,7 @@ class Crash:
             if time.time() > last and all(entry.number in got for entry in self._ledger.owed):
                 break
             await asyncio.sleep(0.1)
-        # Some are not owed and fire all the same: creates and cancels that were cut off.
+        # Some fire although they are not owed: creates and cancels that were cut off.
         await asyncio.to_thread(
             until, "all is done", lambda: not self._service.total("pending") and not self._service.total("executing")
         )
@@ -252,7 +269,7 @@ class Crash:
         self._over = True
 
     async def run(self) -> list[str]:
-        """All of it; what was violated."""
+        """Run everything; returns the violations."""
         try:
             self._service.start()
             async with asyncio.TaskGroup() as tasks:
@@ -300,7 +317,7 @@ class Crash:
 
 
 def judge(ledger: Ledger, received: list[Received]) -> list[str]:
-    """What the receiver got, held against what was promised."""
+    """Compares what the receiver got with what was promised."""
     deliveries: dict[int, list[Received]] = defaultdict(list)
     for request in received:
         deliveries[int(request.body)].append(request)
@@ -327,7 +344,7 @@ def judge(ledger: Ledger, received: list[Received]) -> list[str]:
 
 
 def evidence(requests: list[Received], kills_ns: list[int]) -> str:
-    """When each delivery came and which attempt it was, beside the kills before and after the first of them."""
+    """The time and attempt number of each delivery, with the kills before and after the first of them."""
     first = requests[0].at_ns
     near = [
         max((k for k in kills_ns if k <= first), default=None),
@@ -342,9 +359,12 @@ def text(at_ms: int) -> str:
     return printed(datetime.fromtimestamp(at_ms / 1000, UTC))
 
 
-def run(*, kills: int, seed: int, gap: tuple[float, float], directory: Path, lease: str = "10s") -> list[str]:
+def run(
+    *, kills: int, seed: int, gap: tuple[float, float], directory: Path, lease: str = "10s", **settings: str
+) -> list[str]:
+    """``settings`` are those of the service."""
     print(f"seed {seed}")
-    return asyncio.run(Crash(directory, kills=kills, seed=seed, gap=gap, lease=lease).run())
+    return asyncio.run(Crash(directory, kills=kills, seed=seed, gap=gap, lease=lease, settings=settings).run())
 
 
 def main() -> int:
@@ -352,10 +372,20 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--lease", default="10s", help="DUETIME_LEASE_TTL of the service")
+    parser.add_argument("--server", choices=SERVERS, help="use this database server instead of a file")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="duetime-crash-") as directory:
+    with contextlib.ExitStack() as stack:
+        settings = {}
+        if options.server:
+            database = stack.enter_context(SERVERS[options.server]()).fresh()
+            settings = {"DATABASE_URL": database, "DUETIME_TAKEOVER": "now"}
         violations = run(
-            kills=options.kills, seed=options.seed, gap=(0.5, 6.0), directory=Path(directory), lease=options.lease
+            kills=options.kills,
+            seed=options.seed,
+            gap=(0.5, 6.0),
+            directory=Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duetime-crash-"))),
+            lease=options.lease,
+            **settings,
         )
     for violation in violations[:50]:
         print(f"VIOLATION {violation}")

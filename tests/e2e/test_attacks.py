@@ -1,4 +1,5 @@
-"""Hostile clients of many kinds at once: the service keeps within its memory, and a healthy client is served on."""
+"""Many kinds of hostile clients at once: the service stays within its memory limit and keeps serving a healthy
+client."""
 
 from __future__ import annotations
 
@@ -15,13 +16,15 @@ import pytest
 
 from tests.servers import KEY, PATIENCE_SECONDS, Duetime, until
 
+pytestmark = pytest.mark.alone
+
 MIB = 1024 * 1024
 MEMORY_BYTES_MAX = 400 * MIB
 ATTACK_SECONDS = 5.0
 ANSWER_SECONDS_MAX = 2.0
-"""How long the healthy client may wait for any answer. One of these attacks alone held up the loop for 3.7 seconds."""
+"""How long the healthy client may wait for a response. One of these attacks alone blocked the loop for 3.7 seconds."""
 HELD_SECONDS = 1.0
-"""How long an attacker keeps its connection when it gets no answer."""
+"""How long an attacker keeps its connection without a response."""
 UPLOADS = 40
 LARGE = 15 * MIB
 TARGET = "http://127.0.0.1:9/nobody"
@@ -33,7 +36,7 @@ def head(path: str, length: int | None, key: str = KEY) -> bytes:
 
 
 class Attack:
-    """Sends from threads of its own until it ends, and counts the statuses of the answers."""
+    """Sends from its own threads until it is closed, and counts the statuses of the responses."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -62,7 +65,7 @@ class Attack:
             self.answers[f"{name} {said[9:12].decode()}"] += 1
 
     def has_hit(self, seconds: float) -> bool:
-        """Whether the budget was exceeded and large names were judged, which may take a while on a busy machine."""
+        """Whether the budget was exceeded and large names were checked, which may take a while on a busy machine."""
         assert seconds < PATIENCE_SECONDS, self.answers
         return self.answers["upload 503"] > 0 and self.answers["name 400"] > 0
 
@@ -73,7 +76,7 @@ class Attack:
 
 
 def upload(connection: socket.socket) -> None:
-    """All of a large body but its end, in chunks or announced."""
+    """All of a large body except its end, chunked or with a length."""
     piece = b" " * MIB
     chunked = connection.getsockname()[1] % 2
     connection.sendall(head("/api/v1/timers/batch", None if chunked else LARGE))
@@ -86,7 +89,7 @@ def trickle(connection: socket.socket) -> None:
 
 
 def pipeline(connection: socket.socket) -> None:
-    """Many requests, and no interest in the answers."""
+    """Many requests without reading the responses."""
     connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 20_000)
 
 
@@ -121,7 +124,7 @@ def service(tmp_path: Path) -> Iterator[Duetime]:
         yield running
 
 
-def test_hostile_clients_take_neither_memory_nor_the_loop(service: Duetime) -> None:
+def test_hostile_clients_exhaust_neither_memory_nor_the_event_loop(service: Duetime) -> None:
     attack = Attack(service.port)
     longest, served = 0.0, Counter[int]()
     try:

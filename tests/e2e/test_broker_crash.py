@@ -1,4 +1,4 @@
-"""A short run of the broker's crash test, and proof that its judge sees what it is there to see."""
+"""A short run of the broker's crash test, and tests of its checker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def event(
         (ENTRY, [event(), event(call="call-5")], [], "nobody asked for it"),
     ],
 )
-def test_the_judge(entry: Entry, events: list[Event], seen: list[Event], says: str | None) -> None:
+def test_the_checker_finds_each_violation(
+    entry: Entry, events: list[Event], seen: list[Event], says: str | None
+) -> None:
     found = judge(Ledger(entries=[entry]), events, seen)
     assert len(found) == (says is not None)
     assert says is None or says in found[0]

@@ -1,4 +1,4 @@
-"""A short run of the crash test, and proof that its judge sees what it is there to see."""
+"""A short run of the crash test, and tests of its checker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def got(number: int, at_ms: float, delivery: str = "d") -> Received:
         (Entry(0, 1000, "y"), [got(0, 1000)], "another name"),
     ],
 )
-def test_the_judge(entry: Entry, received: list[Received], says: str | None) -> None:
+def test_the_checker_finds_each_violation(entry: Entry, received: list[Received], says: str | None) -> None:
     found = judge(Ledger(entries=[entry], kills_ns=[2_000_000_000]), received)
     assert len(found) == (says is not None)
     assert says is None or says in found[0]

@@ -1,5 +1,5 @@
-"""Few file descriptors and many clients: idle connections without the key take neither deliveries nor other clients
-their place."""
+"""Few file descriptors and many clients: idle connections without the key block neither deliveries nor other
+clients."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.servers import KEY, Duetime, Receiver, Reply, until
+from tests.skips import skip
+
+pytestmark = pytest.mark.alone
 
 OPEN_FILES_MAX = 1024
 FLOOD = 1200
 TIMERS = 30
 SHARE = 448
-"""What clients and deliveries each get of the limit."""
+"""The shares of clients and deliveries in the limit."""
 
 HALF_HEAD = b"POST /timers HTTP/1.1\r\nHost: a\r\nX-Api-"
 HALF_BODY = b"POST /session HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
@@ -30,19 +34,19 @@ HALF_BODY = b"POST /session HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
 
 @pytest.fixture(autouse=True)
 def enough_descriptors() -> Iterator[None]:
-    """The flood's end of the connections is in this process."""
+    """The flood's ends of the connections are in this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FLOOD + 1000
     if soft != resource.RLIM_INFINITY and soft < wanted:
         if hard != resource.RLIM_INFINITY and hard < wanted:
-            pytest.skip(f"needs {wanted} open files: ulimit -Hn is {hard}")
+            skip(f"needs {wanted} open files: ulimit -Hn is {hard}")
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Flood:
-    """Idle connections without a key, from some addresses of the loopback."""
+    """Idle connections without a key, from several loopback addresses."""
 
     def __init__(self, port: int, addresses: int, sent: bytes) -> None:
         self._port = port
@@ -66,7 +70,7 @@ class Flood:
 
 
 def create(service: Duetime, url: str) -> str:
-    """A timer with one attempt, created on a new connection from an address that the flood comes from, too."""
+    """A timer with one attempt, created on a new connection from one of the flood's addresses."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)) as connection:
         body = json.dumps({"execute_at": service.ahead(10), "callback_url": url})
         connection.request("POST", "/timers", body, {"Content-Type": "application/json", "X-API-Key": KEY})
@@ -77,7 +81,7 @@ def create(service: Duetime, url: str) -> str:
 
 
 def anonymous(service: Duetime) -> int:
-    """The connections that are not signed in, as the metrics say."""
+    """The number of connections that are not signed in, from the metrics."""
     found = re.search(
         r'^duetime_connections{signed_in="no"} (\d+)', service.request("GET", "/metrics").body.decode(), re.M
     )
@@ -103,7 +107,7 @@ def test_idle_connections_take_no_descriptors_from_deliveries(tmp_path: Path, ad
 
 
 @floods
-def test_a_client_with_the_key_gets_in_at_any_time(tmp_path: Path, addresses: int, sent: bytes) -> None:
+def test_a_client_with_the_key_can_always_connect(tmp_path: Path, addresses: int, sent: bytes) -> None:
     with Duetime(tmp_path, virtual_clock=True, open_files_max=OPEN_FILES_MAX) as service:
         assert service.process is not None
         with Flood(service.port, addresses, sent) as flood:
@@ -115,20 +119,20 @@ def test_a_client_with_the_key_gets_in_at_any_time(tmp_path: Path, addresses: in
             assert len(os.listdir(f"/proc/{service.process.pid}/fd")) < most + OPEN_FILES_MAX // 8
         until("they are gone", lambda: anonymous(service) == 0)
         assert service.terminate() == 0
-        assert "too low: at most 448 client connections" in service.stderr
+        assert "too low: using at most 448 client connections" in service.stderr
         assert "too many open files" not in service.stderr.lower() and "Traceback" not in service.stderr
 
 
-def test_deliveries_have_no_more_descriptors_than_their_share(tmp_path: Path) -> None:
-    """Of 400 timers that are due at once, with a receiver that does not answer, only as many are sent as have one."""
-    limits = {"DUETIME_MAX_PER_DESTINATION": "4096"}
+def test_deliveries_use_no_more_descriptors_than_their_share(tmp_path: Path) -> None:
+    """Of 400 timers due at once for a receiver that never responds, only as many are sent as there are descriptors."""
+    limits: dict[str, Any] = {"DUETIME_MAX_PER_DESTINATION": "4096"}
     with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True, open_files_max=256, **limits) as service:
         receiver.reply("/slow", Reply(hang=True))
         ids = [service.create(receiver.url("/slow")) for _ in range(400)]
         service.advance()
         share = 96
         receiver.wait("/slow", 16)
-        time.sleep(0.3)  # in which more would be sent if there were no limit
+        time.sleep(0.3)  # without a limit, more would be sent in this time
         assert len(receiver.at("/slow")) <= share
         while len(receiver.at("/slow")) < len(ids):
             receiver.release()

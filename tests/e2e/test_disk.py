@@ -1,4 +1,4 @@
-"""A disk that fills up, and files that are removed: what clients of a real service see, and what is left."""
+"""A disk that fills up, and files that are removed: what clients of a real service see, and which data survives."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers import Answer, Duetime, Receiver, until
+from tests.skips import skip
 
 DISK = "size=6m"
 
@@ -20,7 +21,7 @@ def small_disk(at: Path) -> Iterator[None]:
     at.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", DISK, "tmpfs", str(at)]
     if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
-        pytest.skip("a full disk needs a small one, and this user may not mount one")
+        skip("a full disk needs a small one, which only root may mount")
     try:
         yield
     finally:
@@ -38,7 +39,7 @@ def asked_for(service: Duetime, url: str, name: str) -> Answer:
     return service.request("POST", "/timers", json=asked)
 
 
-def test_a_full_disk_is_said_and_recovered_from(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_recovered_from(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     with (
         small_disk(disk),
@@ -58,7 +59,7 @@ def test_a_full_disk_is_said_and_recovered_from(tmp_path: Path) -> None:
         assert answer.status == 503 and answer.headers["retry-after"], answer
         health = service.request("GET", "/health", headers={})
         assert health.status == 500 and health.body["data"]["status"] == "degraded", health
-        assert service.get(made[0])["status"] == "pending"  # What needs no room goes on.
+        assert service.get(made[0])["status"] == "pending"  # Reads still work.
         assert service.request("GET", "/livez").status == 200
 
         (disk / "filler").unlink()
@@ -73,11 +74,11 @@ def test_a_full_disk_is_said_and_recovered_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["duetime.db", "duetime.db-wal"])
-def test_a_service_whose_files_are_removed_stops_and_says_so(tmp_path: Path, name: str) -> None:
+def test_a_service_whose_files_are_removed_stops_with_an_error(tmp_path: Path, name: str) -> None:
     with Duetime(tmp_path) as service:
         made = [service.create("http://127.0.0.1:9/", seconds=3600) for _ in range(20)]
         (tmp_path / name).unlink()
-        with contextlib.suppress(OSError):  # It may be gone before it is asked.
+        with contextlib.suppress(OSError):  # It may exit before the request.
             answer = asked_for(service, "http://127.0.0.1:9/", "late")
             assert answer.status == 503, answer
         assert service.wait() == 1
@@ -89,7 +90,7 @@ def test_a_service_whose_files_are_removed_stops_and_says_so(tmp_path: Path, nam
             assert service.total("pending") == len(made)
 
 
-def test_a_service_at_rest_notices_too(tmp_path: Path) -> None:
+def test_an_idle_service_notices_removed_files(tmp_path: Path) -> None:
     with Duetime(tmp_path / "run", DUETIME_LEASE_TTL="1s") as service:
         (tmp_path / "run" / "duetime.db").rename(tmp_path / "elsewhere.db")
         assert service.wait() == 1

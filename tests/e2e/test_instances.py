@@ -7,28 +7,32 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from tests.postgres import Postgres
+from tests.openmetrics import families
 from tests.servers import Duetime, Receiver, Reply, until
 
-LEASE = {"DUETIME_LEASE_TTL": "3s"}
+LEASE: dict[str, Any] = {"DUETIME_LEASE_TTL": "3s"}
 
 
-@pytest.fixture
-def database(postgres18: Postgres) -> Iterator[str]:
-    yield (url := postgres18.fresh())
-    postgres18.give_back(url)
+@pytest.fixture(params=["postgres18", "mariadb"])
+def database(request: pytest.FixtureRequest) -> Iterator[str]:
+    server = request.getfixturevalue(request.param)
+    yield (url := server.fresh())
+    server.give_back(url)
 
 
-def cluster(service: Duetime) -> list[dict]:
-    return service.request("GET", "/api/v1/cluster").body["instances"]
+def cluster(service: Duetime) -> list[dict[str, Any]]:
+    instances: list[dict[str, Any]] = service.request("GET", "/api/v1/cluster").body["instances"]
+    return instances
 
 
 def shares(service: Duetime) -> list[int]:
-    """How many shards each instance owns, once each shard has an owner and each instance a good share; else nothing."""
+    """The number of shards per instance, once each shard has an owner and each instance a fair share; otherwise
+    None."""
     answer = service.request("GET", "/api/v1/cluster").body
     owned = sorted(len(instance["shards"]) for instance in answer["instances"])
     return [] if answer["unowned"] or owned[0] < 10 else owned
@@ -45,7 +49,7 @@ def test_a_second_instance_takes_its_share_and_gives_it_back(tmp_path: Path, dat
         with Duetime(tmp_path / "b", DATABASE_URL=database, **LEASE) as second:
             until("both own something", lambda: len(shares(first)) == 2)
             until("the same is seen by both", lambda: cluster(first) == cluster(second))
-            # Whoever is asked, the owner fires, and at once.
+            # Whichever instance gets the request, the owner fires at once.
             for n in range(40):
                 soon((first, second)[n % 2], receiver, f"shared-{n}")
             for n in range(40):
@@ -72,7 +76,7 @@ def test_a_shard_moves_only_when_its_attempts_are_done(tmp_path: Path, database:
     assert len(receiver.at("/slow")) == 30
 
 
-def test_what_one_instance_does_to_namespaces_the_other_knows(tmp_path: Path, database: str) -> None:
+def test_changes_of_namespaces_reach_the_other_instance(tmp_path: Path, database: str) -> None:
     with (
         Receiver() as receiver,
         Duetime(tmp_path / "a", DATABASE_URL=database, **LEASE) as first,
@@ -93,7 +97,8 @@ def test_what_one_instance_does_to_namespaces_the_other_knows(tmp_path: Path, da
 
 def workers(service: Duetime) -> list[psutil.Process]:
     assert service.process is not None
-    return psutil.Process(service.process.pid).children()
+    children: list[psutil.Process] = psutil.Process(service.process.pid).children()
+    return children
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -110,7 +115,7 @@ def test_workers_share_a_port_and_stop_together(tmp_path: Path, database: str, n
             receiver.wait(f"/worker-{n}")
         service.signal(number)
         assert service.wait() == 0
-        assert service.stderr.count("every outcome is recorded") == 2 and "Traceback" not in service.stderr
+        assert service.stderr.count("all outcomes are recorded") == 2 and "Traceback" not in service.stderr
 
 
 def metric(service: Duetime, name: str) -> dict[str, float]:
@@ -120,7 +125,7 @@ def metric(service: Duetime, name: str) -> dict[str, float]:
     return {labels: float(value) for labels, value in re.findall(rf"^{name}{{(.*)}} (.*)$", page, re.MULTILINE)}
 
 
-def test_metrics_are_those_of_all_workers(tmp_path: Path, database: str) -> None:
+def test_metrics_include_all_workers(tmp_path: Path, database: str) -> None:
     with Receiver() as receiver, Duetime(tmp_path, DATABASE_URL=database, DUETIME_WORKERS="2", **LEASE) as service:
         until("both take part", lambda: len(shares(service)) == 2)
         for n in range(20):
@@ -131,6 +136,9 @@ def test_metrics_are_those_of_all_workers(tmp_path: Path, database: str) -> None
             for _ in range(5):
                 counted = metric(service, name)
                 assert (list(counted), sum(counted.values())) == (['worker="1"', 'worker="2"'], 20)
+        headers = {"Accept": "application/openmetrics-text", "X-API-Key": service.key or ""}
+        page = families(service.request("GET", "/metrics", headers=headers).body)
+        assert sum(sample.value for sample in page["timer_commands_received"].samples) == 20
         one, other = workers(service)
         one.suspend()
         try:
@@ -142,7 +150,7 @@ def test_metrics_are_those_of_all_workers(tmp_path: Path, database: str) -> None
         until("it answers, too", lambda: len(metric(service, "duetime_owned_shards")) == 2)
 
 
-def test_a_worker_that_dies_is_replaced(tmp_path: Path, database: str) -> None:
+def test_a_worker_that_dies_is_restarted(tmp_path: Path, database: str) -> None:
     with Receiver() as receiver, Duetime(tmp_path, DATABASE_URL=database, DUETIME_WORKERS="2", **LEASE) as service:
         until("both take part", lambda: len(shares(service)) == 2)
         victim = workers(service)[0]
@@ -152,19 +160,19 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path, database: str) -> None:
         until("both take part", lambda: len(shares(service)) == 2 and len(cluster(service)) == 2)
         soon(service, receiver, "after")
         receiver.wait("/after")
-        assert "ended with -9: starting another" in service.stderr
+        assert "exited with code -9: restarting it" in service.stderr
 
 
-def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path, database: str) -> None:
+def test_workers_stop_when_the_parent_process_is_killed(tmp_path: Path, database: str) -> None:
     with Duetime(tmp_path, DATABASE_URL=database, DUETIME_WORKERS="2", **LEASE) as service:
         until("both take part", lambda: len(shares(service)) == 2)
         orphans = workers(service)
         service.kill()
         until("they are gone", lambda: not any(_lives(orphan) for orphan in orphans))
-        assert "is gone: finishing what is in flight" in service.stderr
+        assert "is gone: finishing attempts in flight" in service.stderr
 
 
-def test_workers_that_cannot_start_say_why_once_and_end(tmp_path: Path, database: str) -> None:
+def test_workers_that_cannot_start_log_the_reason_once_and_exit(tmp_path: Path, database: str) -> None:
     with Duetime(tmp_path / "first", DATABASE_URL=database):
         pass
     service = Duetime(tmp_path, DATABASE_URL=database, DUETIME_WORKERS="2", DUETIME_SHARDS="8", start=False)
@@ -173,14 +181,14 @@ def test_workers_that_cannot_start_say_why_once_and_end(tmp_path: Path, database
     assert "the number of shards is fixed, set it to 64" in service.stderr
 
 
-def test_workers_that_end_at_the_same_instant_are_no_surprise(tmp_path: Path, database: str) -> None:
+def test_workers_may_end_at_the_same_instant(tmp_path: Path, database: str) -> None:
     with Duetime(tmp_path / "first", DATABASE_URL=database):
         pass
-    few = {"DUETIME_WORKERS": "4", "DUETIME_SHARDS": "8"}
+    few: dict[str, Any] = {"DUETIME_WORKERS": "4", "DUETIME_SHARDS": "8"}
     with Duetime(tmp_path, DATABASE_URL=database, start=False, **few) as service:
         service.spawn()
         until("all are started", lambda: len(workers(service)) == 4)
-        service.signal(signal.SIGSTOP)  # so that it learns of all the ends at once
+        service.signal(signal.SIGSTOP)  # so that it notices all exits at once
         until("all have ended", lambda: not any(_lives(worker) for worker in workers(service)))
         service.signal(signal.SIGCONT)
         assert service.wait() == 2
@@ -189,12 +197,12 @@ def test_workers_that_end_at_the_same_instant_are_no_surprise(tmp_path: Path, da
 
 def _lives(process: psutil.Process) -> bool:
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
 
-def test_one_key_for_all_workers(tmp_path: Path, database: str) -> None:
+def test_workers_share_one_generated_key(tmp_path: Path, database: str) -> None:
     with Duetime(tmp_path, bare=True, DATABASE_URL=database, DUETIME_WORKERS="3", start=False) as service:
         service.spawn()
         until("the port is open", lambda: service.stderr.count("is listening on") == 3)

@@ -1,8 +1,8 @@
-"""What is overdue, by reason: on ``/readyz``, in the overview and in the metrics of a running service."""
+"""Overdue timers by reason: in ``/readyz``, in the overview and in the metrics of a running service."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +41,28 @@ def ready(service: Duetime) -> dict[str, Any]:
 
 
 def overdue(service: Duetime) -> dict[str, int]:
-    """What is overdue at all instances, by reason."""
+    """The overdue timers of all instances, by reason."""
     reasons: dict[str, int] = service.request("GET", "/api/v1/overview").body["overdueReasons"]
     return reasons
+
+
+def advancing_until(what: str, service: Duetime, condition: Callable[[], object]) -> None:
+    """Advance the time second by second until a condition holds."""
+
+    def advanced() -> object:
+        service.advance("1s")
+        return condition()
+
+    until(what, advanced)
 
 
 def metric(service: Duetime, reason: str) -> str:
     page = service.request("GET", "/metrics").body.decode()
     [line] = [line for line in page.splitlines() if line.startswith(f'duetime_overdue_timers{{reason="{reason}"')]
-    return line.rpartition(" ")[2]
+    return str(line.rpartition(" ")[2])
 
 
-def test_a_pause_is_named(tmp_path: Path) -> None:
+def test_a_pause_is_reported(tmp_path: Path) -> None:
     with Duetime(tmp_path, virtual_clock=True) as service:
         assert ready(service) == {"status": "ready"} and overdue(service) == {}
         pause(service, "default")
@@ -63,13 +73,13 @@ def test_a_pause_is_named(tmp_path: Path) -> None:
             return ready(service) == {"status": "ready", "overdue": {"paused": PAUSED}}
 
         until("the pause is named", told)
-        until("the heartbeat has it", lambda: service.advance("1s") or overdue(service) == {"paused": PAUSED})
+        advancing_until("the heartbeat has it", service, lambda: overdue(service) == {"paused": PAUSED})
         assert (metric(service, "paused"), metric(service, "behind")) == (f"{PAUSED}.0", "0.0")
         pause(service, "default", False)
-        until("nothing is paused", lambda: service.advance("1s") or "paused" not in ready(service).get("overdue", {}))
+        advancing_until("nothing is paused", service, lambda: "paused" not in ready(service).get("overdue", {}))
 
 
-def test_a_destination_that_hangs_is_named_and_the_service_is_ready(tmp_path: Path) -> None:
+def test_a_hanging_destination_is_reported_and_the_service_is_ready(tmp_path: Path) -> None:
     with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True, DUETIME_MAX_PER_DESTINATION="5") as service:
         make(service, HANGING, callbackUrl=receiver.reply("/hang", Reply(hang=True)))
         receiver.wait("/hang")
@@ -91,7 +101,7 @@ def test_a_destination_that_hangs_is_named_and_the_service_is_ready(tmp_path: Pa
 
 
 def test_the_reports_of_all_instances_are_added_up(tmp_path: Path, database: str) -> None:
-    lease = {"DUETIME_LEASE_TTL": "3s"}
+    lease: dict[str, Any] = {"DUETIME_LEASE_TTL": "3s"}
     with (
         Duetime(tmp_path / "a", DATABASE_URL=database, **lease) as first,
         Duetime(tmp_path / "b", DATABASE_URL=database, **lease) as second,
@@ -116,6 +126,6 @@ def test_an_instance_that_has_lost_its_store_is_not_ready(tmp_path: Path, postgr
             reason: str | None = ready(service).get("reason")
             return reason
 
-        assert until("it says so", problem) == "the store does not answer, or takes long"
+        assert until("it says so", problem) == "the store is slow or does not respond"
         proxy.allow()
-        until("it is ready again", lambda: service.advance("2s") or ready(service)["status"] == "ready")
+        advancing_until("it is ready again", service, lambda: ready(service)["status"] == "ready")

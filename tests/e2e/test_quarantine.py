@@ -1,4 +1,4 @@
-"""Rows that the service can't read: it starts, delivers the others, and says what is wrong."""
+"""Unreadable rows: the service starts, delivers all other timers, and reports the problem."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Run = Callable[..., None]
 
 @pytest.fixture(params=["sqlite", "postgres15"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Run]]:
-    """The URL of a store, and what runs SQL on it."""
+    """The URL of a store, and a function that runs SQL on it."""
     if request.param == "sqlite":
         path = tmp_path / "timers.db"
 
@@ -58,7 +58,7 @@ def api(service: Duetime, method: str, path: str, **more: Any) -> Any:
 
 
 def create(service: Duetime, url: str, namespace: str = "default") -> str:
-    """Make a timer that is due at once."""
+    """Create a timer that is due at once."""
     made = {"namespace": namespace, "delay": "1ms", "callbackUrl": url}
     id: str = api(service, "POST", "/timers", json=made)["id"]
     return id
@@ -71,7 +71,7 @@ def metric(service: Duetime, name: str) -> float:
     return float(found[1])
 
 
-def test_a_bad_row_stops_nobody_else(tmp_path: Path, place: tuple[str, Run]) -> None:
+def test_an_unreadable_row_does_not_affect_other_timers(tmp_path: Path, place: tuple[str, Run]) -> None:
     url, sql = place
     with Receiver() as receiver, Duetime(tmp_path / "service", DATABASE_URL=url) as service:
         api(service, "PATCH", "/namespaces/default", json={"paused": True})
@@ -110,13 +110,13 @@ def test_a_bad_row_stops_nobody_else(tmp_path: Path, place: tuple[str, Run]) -> 
         said = subprocess.run(doctor, cwd=service.directory, env=env, capture_output=True, text=True, timeout=60)
         assert said.returncode == 1 and f"{len(DAMAGE)} timers are quarantined" in said.stdout, said
 
-        assert service.terminate() == 0  # It starts again and again.
+        assert service.terminate() == 0  # It can be restarted any number of times.
         service.start()
         assert metric(service, "duetime_quarantined_timers") == len(DAMAGE)
         service.finished(create(service, receiver.url("/good")))
 
 
-def test_nothing_is_sent_for_a_namespace_that_cannot_be_read(tmp_path: Path, place: tuple[str, Run]) -> None:
+def test_nothing_is_sent_for_an_unreadable_namespace(tmp_path: Path, place: tuple[str, Run]) -> None:
     url, sql = place
     with Receiver() as receiver, Duetime(tmp_path / "service", DATABASE_URL=url) as service:
         api(service, "POST", "/namespaces", json={"name": "odd"})

@@ -1,4 +1,4 @@
-"""Signing out with several processes on one database: whichever is asked refuses the session."""
+"""Signing out with several processes on one database: all of them refuse the session."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.postgres import Postgres
-from tests.servers import KEY, Duetime, stranger, until
+from tests.servers import KEY, Duetime, until, unused_address
 
 TRIES = 12
 
@@ -20,22 +20,22 @@ def database(postgres18: Postgres) -> Iterator[str]:
 
 
 def sign_in(service: Duetime) -> str:
-    answer = service.request("POST", "/session", json={"apiKey": KEY}, headers={}, source=stranger())
+    answer = service.request("POST", "/session", json={"apiKey": KEY}, headers={}, source=unused_address())
     cookie: str = answer.headers["set-cookie"].split(";")[0]
     return cookie
 
 
 def status(service: Duetime, cookie: str) -> int:
-    """A new connection each time, so that each worker is asked."""
-    return service.request("GET", "/api/v1/timers", headers={"Cookie": cookie}, source=stranger()).status
+    """Uses a new connection each time, so that each worker gets requests."""
+    return service.request("GET", "/api/v1/timers", headers={"Cookie": cookie}, source=unused_address()).status
 
 
 def sign_out(service: Duetime, cookie: str) -> None:
     headers = {"Cookie": cookie, "Sec-Fetch-Site": "same-origin"}
-    assert service.request("DELETE", "/session", headers=headers, source=stranger()).status == 204
+    assert service.request("DELETE", "/session", headers=headers, source=unused_address()).status == 204
 
 
-def test_another_instance_refuses_it_at_once(tmp_path: Path, database: str) -> None:
+def test_another_instance_rejects_the_session_at_once(tmp_path: Path, database: str) -> None:
     with (
         Duetime(tmp_path / "a", DATABASE_URL=database) as first,
         Duetime(tmp_path / "b", DATABASE_URL=database) as second,
@@ -47,7 +47,7 @@ def test_another_instance_refuses_it_at_once(tmp_path: Path, database: str) -> N
         assert [status(service, other) for service in (second, first)] == [200, 200]
 
 
-def test_every_worker_refuses_it_at_once(tmp_path: Path, database: str) -> None:
+def test_every_worker_rejects_the_session_at_once(tmp_path: Path, database: str) -> None:
     with Duetime(tmp_path, DATABASE_URL=database, DUETIME_WORKERS="2") as service:
         until("both workers serve", lambda: len(service.request("GET", "/api/v1/cluster").body["instances"]) == 2)
         mine, other = sign_in(service), sign_in(service)

@@ -1,4 +1,4 @@
-"""Starting: settings that stop it, files and ports that are taken, what it makes and what it says."""
+"""Startup: invalid settings, files and ports in use, created files and log messages."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from duetime.settings import SETTINGS
-from tests.servers import KEY, Duetime, NotStarted, Receiver, instant, until
+from tests.servers import KEY, Duetime, NotStarted, Receiver, instant, until, unused_port
+from tests.skips import skip
 
 
-def refusal(directory: Path, **env: str) -> str:
-    """The one line with which a start is refused."""
+def refusal(directory: Path, **env: Any) -> str:
+    """The one-line error with which a start fails."""
     with Duetime(directory, bare=True, start=False, **env) as service:
         service.spawn()
         assert service.wait() == 2, service.stderr
@@ -35,7 +37,7 @@ def refusal(directory: Path, **env: str) -> str:
         ({"PORT": "http"}, "PORT=http: must be a whole number"),
         ({"HOST": "999.1.1.1"}, "HOST=999.1.1.1: must be an IP address"),
         ({"DATABASE_URL": "sqlite://x"}, "DATABASE_URL: must be sqlite:///path"),
-        ({"DATABASE_URL": "mysql://u:hunter2@h/d"}, "DATABASE_URL: mysql is not supported yet"),
+        ({"DATABASE_URL": "mongodb://u:hunter2@h/d"}, "DATABASE_URL: mongodb is not supported yet"),
         ({"LOG_LEVEL": "loud"}, "LOG_LEVEL=loud: must be trace"),
         ({"DUETIME_LEASE_TTL": "10"}, "DUETIME_LEASE_TTL=10: must be a duration"),
         ({"DUETIME_SHARDZ": "1"}, "did you mean DUETIME_SHARDS"),
@@ -47,18 +49,18 @@ def refusal(directory: Path, **env: str) -> str:
     ],
     ids=lambda value: next(iter(value.values()))[:20] if isinstance(value, dict) else "",
 )
-def test_a_bad_setting_stops_the_start(tmp_path: Path, env: dict[str, str], says: str) -> None:
+def test_an_invalid_setting_prevents_the_start(tmp_path: Path, env: dict[str, str], says: str) -> None:
     line = refusal(tmp_path, **env)
     assert says in line and "hunter2" not in line and "short" not in line
-    assert not list(tmp_path.glob("duetime*"))  # nothing was made
+    assert not list(tmp_path.glob("duetime*"))  # no file was created
 
 
-def test_bad_files_stop_the_start(tmp_path: Path) -> None:
+def test_invalid_files_prevent_the_start(tmp_path: Path) -> None:
     for name, content, says in (
         (".env", "PORT\n", ".env line 1: must be KEY=value"),
         ("duetime.toml", "prot = 1\n", "in duetime.toml is not a setting; did you mean PORT?"),
         ("duetime.toml", "port = \n", "duetime.toml: "),
-        ("duetime.key", "too short\n", "duetime.key holds no key"),
+        ("duetime.key", "too short\n", "duetime.key does not contain a key"),
         ("duetime.db", "not a database " * 100, "DATABASE_URL: "),
     ):
         directory = tmp_path / name / str(len(content))
@@ -67,40 +69,41 @@ def test_bad_files_stop_the_start(tmp_path: Path) -> None:
         assert says in refusal(directory)
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_directory_that_is_not_writable_prevents_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "file/d.db" in refusal(tmp_path, API_KEY=KEY, DATABASE_URL="sqlite:///file/d.db")
 
 
-def test_another_number_of_shards_stops_the_start(tmp_path: Path) -> None:
+def test_another_number_of_shards_prevents_the_start(tmp_path: Path) -> None:
     with Duetime(tmp_path) as service:
         assert service.terminate() == 0
-    assert "made with 64" in refusal(tmp_path, API_KEY=KEY, DUETIME_SHARDS="32")
+    assert "created with 64" in refusal(tmp_path, API_KEY=KEY, DUETIME_SHARDS="32")
 
 
-def test_a_second_process_on_one_file_is_refused(tmp_path: Path) -> None:
+def test_a_second_process_on_one_file_is_rejected(tmp_path: Path) -> None:
     with Duetime(tmp_path) as first:
         id = first.create("http://127.0.0.1:9/", seconds=3600)
         assert first.process is not None
         line = refusal(tmp_path, API_KEY=KEY)
         assert f"is in use by another Duetime process (pid {first.process.pid})" in line
-        assert first.get(id)["status"] == "pending"  # and the first is none the worse for it
+        assert first.get(id)["status"] == "pending"  # and the first one keeps working
         first.kill()
         first.start()  # a killed process leaves no lock behind
         assert first.get(id)["status"] == "pending"
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def test_port_in_use_prevents_the_start(tmp_path: Path) -> None:
     with Receiver() as other:
         line = refusal(tmp_path, HOST="127.0.0.1", PORT=str(other.port))
-        assert f"PORT: can't listen on 127.0.0.1:{other.port}: " in line
+        assert f"PORT: can't listen on 127.0.0.1:{other.port}: " in line and "; set PORT to another value" in line
 
 
-def test_a_host_that_is_not_here(tmp_path: Path) -> None:
-    assert "192.0.2.1" in refusal(tmp_path, HOST="192.0.2.1")
+def test_host_of_another_machine_prevents_the_start(tmp_path: Path) -> None:
+    line = refusal(tmp_path, HOST="192.0.2.1")
+    assert "HOST: can't listen on 192.0.2.1:" in line and "set HOST to another value" in line
 
 
-def test_a_laptop_needs_no_settings(tmp_path: Path) -> None:
+def test_a_developer_machine_needs_no_settings(tmp_path: Path) -> None:
     with Duetime(tmp_path, bare=True) as service:
         key_file = tmp_path / "duetime.key"
         key = key_file.read_text().strip()
@@ -125,7 +128,7 @@ def test_the_key_file_is_private_whatever_the_umask(tmp_path: Path) -> None:
 
 
 def listens(address: str, port: int) -> bool:
-    """Whether somebody listens there: then nobody else can."""
+    """Whether the address is in use, so that nothing else can listen there."""
     with socket.socket() as probe:
         try:
             probe.bind((address, port))
@@ -134,7 +137,7 @@ def listens(address: str, port: int) -> bool:
     return False
 
 
-def test_it_is_bound_to_loopback_unless_a_key_is_set(tmp_path: Path) -> None:
+def test_the_service_listens_on_loopback_unless_a_key_is_set(tmp_path: Path) -> None:
     with Duetime(tmp_path / "laptop", bare=True) as service:
         assert listens("127.0.0.1", service.port) and not listens("127.0.0.2", service.port)
     with Duetime(tmp_path / "server", bare=True, API_KEY=KEY) as service:
@@ -142,7 +145,15 @@ def test_it_is_bound_to_loopback_unless_a_key_is_set(tmp_path: Path) -> None:
         assert not (tmp_path / "server" / "duetime.key").exists() and KEY not in service.stderr
 
 
-def test_ipv6(tmp_path: Path) -> None:
+def test_service_on_all_addresses_does_not_call_its_own_machine(tmp_path: Path) -> None:
+    timer = {"delay": "1h", "callbackUrl": "http://127.0.0.1:9/"}
+    with Duetime(tmp_path, bare=True, HOST="0.0.0.0") as service:
+        answer = service.request("POST", "/api/v1/timers", json=timer)
+        assert answer.status == 400 and "a loopback address" in answer.body["message"]
+        assert f"http://0.0.0.0:{service.port}" in service.stderr and "loopback" not in service.stderr
+
+
+def test_service_listens_on_ipv6(tmp_path: Path) -> None:
     with Duetime(tmp_path, bare=True, start=False, HOST="::1") as service:
         service.spawn()
         try:
@@ -150,20 +161,20 @@ def test_ipv6(tmp_path: Path) -> None:
         except ConnectionRefusedError:  # ready, and not on 127.0.0.1, which is all that the client knows
             pass
         except NotStarted:
-            pytest.skip("this machine has no IPv6")
+            skip("this machine has no IPv6")
         with socket.create_connection(("::1", service.port), timeout=30) as connection:
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
         assert f"http://[::1]:{service.port}" in service.stderr
 
 
-def test_without_keys_it_says_so(tmp_path: Path) -> None:
+def test_running_without_keys_logs_a_warning(tmp_path: Path) -> None:
     with Duetime(tmp_path, bare=True, DUETIME_AUTH="none") as service:
         assert service.request("GET", "/timers", headers={}).status == 200
         assert "DUETIME_AUTH=none" in service.stderr
 
 
-def test_settings_from_files_and_their_order(tmp_path: Path) -> None:
+def test_environment_file_overrides_the_toml_file(tmp_path: Path) -> None:
     (tmp_path / "duetime.toml").write_text(
         f'api_key = "{"t" * 40}"\nduetime_metrics_auth = "none"\nhost = "127.0.0.1"\n'
     )
@@ -174,7 +185,7 @@ def test_settings_from_files_and_their_order(tmp_path: Path) -> None:
         assert service.request("GET", "/metrics", headers={}).status == 200
 
 
-def test_memory_forgets_and_says_so(tmp_path: Path) -> None:
+def test_memory_store_loses_timers_and_logs_it(tmp_path: Path) -> None:
     with Duetime(tmp_path, DATABASE_URL="memory:") as service:
         service.create("http://127.0.0.1:9/", seconds=3600)
         assert service.total() == 1 and "memory" in service.stderr
@@ -183,8 +194,16 @@ def test_memory_forgets_and_says_so(tmp_path: Path) -> None:
         assert service.total() == 0
 
 
-def test_a_signal_during_the_start_ends_it(tmp_path: Path) -> None:
-    """Whenever it comes, the process ends and the file can be used by the next."""
+def test_virtual_clock_on_stored_timers_is_logged(tmp_path: Path) -> None:
+    advice = "fire by the virtual clock, too; DATABASE_URL=memory: leaves them alone"
+    with Duetime(tmp_path, virtual_clock=True) as service:
+        assert f"the timers in duetime.db {advice}" in service.stderr
+    with Duetime(tmp_path, virtual_clock=True, DATABASE_URL="memory:") as service:
+        assert advice not in service.stderr
+
+
+def test_a_signal_during_startup_stops_the_service(tmp_path: Path) -> None:
+    """At any moment, the process stops and the next one can use the file."""
     with Duetime(tmp_path, start=False) as service:
         for _ in range(3):
             service.spawn()
@@ -194,8 +213,34 @@ def test_a_signal_during_the_start_ends_it(tmp_path: Path) -> None:
         service.start()
 
 
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
+def test_signal_stops_a_service_that_waits_for_its_database(tmp_path: Path, scheme: str) -> None:
+    with unused_port() as port:
+        url = f"{scheme}://u:hunter2@127.0.0.1:{port}/x"
+        with Duetime(tmp_path, start=False, DATABASE_URL=url) as service:
+            service.spawn()
+            until("no message", lambda: "waiting for the database" in service.stderr)
+            threading.Event().wait(1.2)  # several more tries, without another message
+            service.signal(signal.SIGTERM)
+            assert service.wait() == 0
+            [waiting] = [line for line in service.stderr.splitlines() if "waiting for the database" in line]
+            assert f" at 127.0.0.1:{port}: " in waiting and "hunter2" not in waiting
+            assert service.stderr.splitlines()[-1].endswith("stopped")
+
+
+def test_signal_stops_a_service_whose_database_does_not_respond(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://u:p@127.0.0.1:{silent.getsockname()[1]}/x"
+        with Duetime(tmp_path, start=False, DATABASE_URL=url) as service:
+            service.spawn()
+            silent.settimeout(30)
+            with silent.accept()[0]:
+                service.signal(signal.SIGTERM)
+                assert service.wait() == 0
+
+
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["serve", "--nonsense"]])
-def test_a_bad_command_line(tmp_path: Path, arguments: list[str]) -> None:
+def test_invalid_command_line_shows_the_usage(tmp_path: Path, arguments: list[str]) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "duetime", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
@@ -209,9 +254,9 @@ def test_help_lists_every_setting(tmp_path: Path) -> None:
 
 
 def test_timers_fire_on_time_by_the_machines_own_clock(tmp_path: Path) -> None:
-    """The only test without a virtual clock that waits: each once, never early, before the end of our patience."""
+    """The only test that waits in real time: each timer fires once, never early, and before a timeout."""
     with Receiver() as receiver, Duetime(tmp_path) as service:
-        # The door wants five seconds, and a slow machine may use up some.
+        # The API's minimum is five seconds, and a slow machine may use up some.
         ids = [service.create(receiver.url("/real"), seconds=8 + n / 10, callback_payload=n) for n in range(5)]
         timers = [service.get(id) for id in ids]
         requests = sorted(receiver.wait("/real", 5), key=lambda request: int(request.body))
@@ -223,9 +268,9 @@ def test_timers_fire_on_time_by_the_machines_own_clock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop", ["kill", "terminate"])
 def test_overdue_timers_fire_at_once_after_a_restart(tmp_path: Path, stop: str) -> None:
-    """A file belongs to one process: whoever held the leases before is gone, and nobody has to wait for them."""
+    """A file belongs to one process: the owner of the old leases is gone, so nothing has to wait for them."""
     with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True, DUETIME_LEASE_TTL="5m") as service:
-        for _ in range(20):  # enough to lie in many shards
+        for _ in range(20):  # enough for many shards
             service.create(receiver.url("/overdue"), seconds=60)
         getattr(service, stop)()
         service.start()

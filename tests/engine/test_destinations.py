@@ -1,4 +1,4 @@
-"""Windows, queues and breakers: what a destination can take, and which destinations are remembered."""
+"""Destinations: concurrency windows, queues and circuit breakers, and which destinations are remembered."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from msgspec import Raw
 
 from duetime.engine import destinations as module
 from duetime.engine.destinations import (
+    BACKOFF_MS,
+    BACKOFF_MS_MAX,
     BREAK_AFTER,
     BREAK_MS,
     BREAK_MS_MAX,
     DESTINATIONS_MAX,
     FIRST_WINDOW,
-    HOLD_MS,
-    HOLD_MS_MAX,
     LANES_MAX,
     PROBES,
     SILENT_MS,
@@ -25,9 +25,11 @@ from duetime.engine.destinations import (
     Trust,
     slots_of,
 )
+from duetime.instants import Instant
 from duetime.model import Definition, HttpTarget, Outcome, OutcomeKind, Timer, lane_of
+from tests.clocks import all_at
 
-NOW = 1_800_000_000_000
+NOW = Instant(1_800_000_000_000)
 ANSWER = Outcome(kind=OutcomeKind.ANSWERED, status=500)
 REFUSED = Outcome(kind=OutcomeKind.REFUSED)
 MISS = Outcome(kind=OutcomeKind.UNREACHABLE)
@@ -40,7 +42,7 @@ def timer(namespace: str = "default", payload: int = 0, metadata: int = 0) -> Ti
     definition = Definition(
         target=HttpTarget(url="http://a/"), payload=Raw(b"x" * payload), metadata=Raw(b"x" * metadata)
     )
-    return Timer(namespace, "a", 0, definition, NOW, NOW, NOW, NOW, 1, 1)
+    return Timer(namespace, "a", 0, definition, *all_at(NOW), 1, 1)
 
 
 def new(cap: int = CAP, queue_max: int = QUEUE_MAX) -> Destination:
@@ -51,23 +53,23 @@ def several(cap: int = CAP, in_flight_max: int = IN_FLIGHT_MAX) -> Destinations:
     return Destinations(cap=cap, queue_max=QUEUE_MAX, in_flight_max=in_flight_max)
 
 
-def start(destination: Destination, count: int, now: int = NOW) -> None:
+def start(destination: Destination, count: int, now: Instant = NOW) -> None:
     for _ in range(count):
         destination.start(now)
         destination.running += 1
 
 
-def note(destination: Destination, outcome: Outcome, count: int, now: int = NOW) -> list[bool]:
+def note(destination: Destination, outcome: Outcome, count: int, now: Instant = NOW) -> list[bool]:
     return [destination.note(outcome, now) for _ in range(count)]
 
 
-def broken(destination: Destination | None = None, now: int = NOW) -> Destination:
+def broken(destination: Destination | None = None, now: Instant = NOW) -> Destination:
     destination = destination or new()
     note(destination, MISS, BREAK_AFTER, now)
     return destination
 
 
-def room(destination: Destination, now: int = NOW) -> int:
+def room(destination: Destination, now: Instant = NOW) -> int:
     return destination.room(now, EVERYTHING)
 
 
@@ -87,12 +89,12 @@ def test_the_cap_limits_the_first_window() -> None:
     assert room(new(cap=3)) == 3
 
 
-def test_each_answer_widens_the_window_by_one_up_to_the_cap() -> None:
+def test_each_response_widens_the_window_by_one_up_to_the_cap() -> None:
     destination = new()
-    later = NOW + 10_000  # By then, no queue is left of these answers.
+    later = NOW + 10_000  # By then, these responses allow no queue any more.
     note(destination, ANSWER, 10)
     assert room(destination, later) == FIRST_WINDOW + 10
-    note(destination, REFUSED, 1)  # The address guard answers for it.
+    note(destination, REFUSED, 1)  # A refusal by the address guard counts as a response.
     assert room(destination, later) == FIRST_WINDOW + 11
     note(destination, ANSWER, CAP)
     assert room(destination, later) == CAP
@@ -107,7 +109,7 @@ def test_a_failure_does_not_widen_the_window() -> None:
 # The queue.
 
 
-def test_the_queue_is_as_long_as_what_was_answered_within_a_second() -> None:
+def test_queue_length_is_the_number_of_responses_in_a_second() -> None:
     destination = new(cap=2)
     start(destination, 2)
     assert not destination.takes(NOW)
@@ -127,7 +129,7 @@ def test_the_queue_has_a_limit() -> None:
     assert room(destination) == 1 + 5
 
 
-def test_a_queue_is_stalled_when_nothing_has_left_it_for_a_while() -> None:
+def test_queue_stalls_when_no_attempt_starts_for_a_while() -> None:
     destinations = several()
     moving, standing, empty = destinations["moving"], destinations["standing"], destinations["empty"]
     for destination in (moving, standing, empty):
@@ -141,7 +143,7 @@ def test_a_queue_is_stalled_when_nothing_has_left_it_for_a_while() -> None:
 
 
 def test_a_stalled_destination_has_no_queue_for_a_while() -> None:
-    """One that answers in bursts would be given a queue after each, only to have it put back."""
+    """A destination that responds in bursts would get a queue after each, which would only be put back."""
     destination = new(cap=1)
     start(destination, 1)
     destination.stall(NOW)
@@ -150,7 +152,7 @@ def test_a_stalled_destination_has_no_queue_for_a_while() -> None:
     assert room(destination, NOW + UNQUEUED_MS) == 50
 
 
-def test_taking_a_queue_back_leaves_nothing_of_it() -> None:
+def test_taking_the_waiting_timers_clears_the_queue() -> None:
     destinations = several()
     destination = destinations["a"]
     waiting = [timer("a"), timer("b", payload=3 * SLOT_BYTES)]
@@ -165,29 +167,29 @@ def test_taking_a_queue_back_leaves_nothing_of_it() -> None:
 # The breaker.
 
 
-def test_misses_in_a_row_open_the_breaker_and_answers_do_not() -> None:
+def test_only_consecutive_failures_open_the_breaker() -> None:
     destination = new()
     assert not any(note(destination, ANSWER, BREAK_AFTER * 3))
     assert note(destination, MISS, 10) + note(destination, SILENCE, 10) == [False] * 19 + [True]
-    assert destination.opens_at == NOW + BREAK_MS
+    assert destination.paused_until == NOW + BREAK_MS
     assert room(destination) == 0 and not destination.free(NOW) and not destination.takes(NOW)
 
 
-def test_one_answer_in_between_starts_the_count_anew() -> None:
+def test_a_response_resets_the_failure_count() -> None:
     destination = new()
     note(destination, MISS, BREAK_AFTER - 1)
     note(destination, ANSWER, 1)
     assert not any(note(destination, MISS, BREAK_AFTER - 1))
-    assert destination.opens_at is None
+    assert destination.paused_until is None
 
 
-def test_what_was_under_way_when_it_opened_does_not_prolong_the_pause() -> None:
+def test_attempts_in_flight_when_the_breaker_opens_do_not_prolong_the_pause() -> None:
     destination = broken()
     assert not any(note(destination, SILENCE, 200, NOW + BREAK_MS - 1))
-    assert destination.opens_at == NOW + BREAK_MS
+    assert destination.paused_until == NOW + BREAK_MS
 
 
-def test_after_the_pause_it_gets_a_few_probes() -> None:
+def test_after_the_pause_the_breaker_allows_a_few_probes() -> None:
     destination = broken()
     later = NOW + BREAK_MS
     assert room(destination, later - 1) == 0 and not destination.free(later - 1)
@@ -198,53 +200,53 @@ def test_after_the_pause_it_gets_a_few_probes() -> None:
     assert not destination.takes(later)
 
 
-def test_failed_probes_double_the_pause_once_for_all_of_them_up_to_a_limit() -> None:
+def test_failed_probes_together_double_the_pause_once_up_to_a_limit() -> None:
     destination = broken()
     pauses = []
     for _ in range(7):
-        assert destination.opens_at is not None
-        at = destination.opens_at
+        assert destination.paused_until is not None
+        at = destination.paused_until
         start(destination, PROBES, at)
         assert not any(note(destination, MISS, PROBES, at + 30))
         destination.running -= PROBES
-        pauses.append(destination.opens_at - at - 30)
+        pauses.append(destination.paused_until - at - 30)
     assert pauses == [2 * BREAK_MS, 4 * BREAK_MS, 8 * BREAK_MS, *[BREAK_MS_MAX] * 4]
 
 
-def test_one_answer_closes_it_and_it_starts_slowly() -> None:
+def test_one_response_closes_the_breaker_with_a_small_window() -> None:
     destination = new()
     note(destination, ANSWER, CAP)
     broken(destination, NOW + 10_000)
     later = NOW + 60_000
     note(destination, ANSWER, 1, later)
-    assert destination.opens_at is None and destination.trust(later) is Trust.PROVEN
+    assert destination.paused_until is None and destination.trust(later) is Trust.PROVEN
     assert room(destination, later + 10_000) == PROBES
     note(destination, ANSWER, 3, later)
     assert room(destination, later + 10_000) == PROBES + 3
 
 
-def test_a_pause_after_an_answer_is_short_again() -> None:
+def test_a_response_resets_the_pause_of_the_breaker() -> None:
     destination = broken()
     note(destination, MISS, 1, NOW + BREAK_MS)
     note(destination, ANSWER, 1, NOW + BREAK_MS + 1)
     later = NOW + 100_000
     broken(destination, later)
-    assert destination.opens_at == later + BREAK_MS
+    assert destination.paused_until == later + BREAK_MS
 
 
-def test_a_shortage_of_ours_holds_it_for_a_little_while_and_then_for_longer() -> None:
+def test_local_shortages_pause_a_destination_for_longer_each_time() -> None:
     destination, now, pauses = new(), NOW, []
     for _ in range(6):
-        destination.hold(now)
-        destination.hold(now + 1)  # for the next of those that were under way
-        assert destination.opens_at is not None and room(destination, now) == 0
-        pauses.append(destination.opens_at - now)
-        now = destination.opens_at
-    assert pauses == [HOLD_MS, 2 * HOLD_MS, 4 * HOLD_MS, HOLD_MS_MAX, HOLD_MS_MAX, HOLD_MS_MAX]
+        destination.back_off(now)
+        destination.back_off(now + 1)  # for the next of those that were under way
+        assert destination.paused_until is not None and room(destination, now) == 0
+        pauses.append(destination.paused_until - now)
+        now = destination.paused_until
+    assert pauses == [BACKOFF_MS, 2 * BACKOFF_MS, 4 * BACKOFF_MS, BACKOFF_MS_MAX, BACKOFF_MS_MAX, BACKOFF_MS_MAX]
     note(destination, ANSWER, 1, now)
-    assert destination.opens_at is None
-    destination.hold(now)
-    assert destination.opens_at == now + HOLD_MS
+    assert destination.paused_until is None
+    destination.back_off(now)
+    assert destination.paused_until == now + BACKOFF_MS
 
 
 # Trust.
@@ -258,7 +260,7 @@ def test_a_new_destination_is_fresh_until_it_has_been_silent_for_a_while() -> No
     assert destination.trust(NOW + SILENT_MS) is Trust.SUSPECT
 
 
-def test_an_answer_proves_it_and_a_miss_makes_it_suspect() -> None:
+def test_a_response_makes_it_proven_and_a_failure_suspect() -> None:
     destination = new()
     note(destination, ANSWER, 1)
     assert destination.trust(NOW) is Trust.PROVEN
@@ -268,8 +270,8 @@ def test_an_answer_proves_it_and_a_miss_makes_it_suspect() -> None:
     assert destination.trust(NOW) is Trust.PROVEN
 
 
-def test_one_that_has_answered_is_suspect_once_it_falls_silent() -> None:
-    """It may hold hundreds of slots by then, and its timeout may be an hour."""
+def test_a_proven_destination_becomes_suspect_when_it_falls_silent() -> None:
+    """It may hold hundreds of slots, with a timeout of an hour."""
     destination = new()
     start(destination, 2)
     note(destination, ANSWER, 1, NOW + 500)
@@ -284,11 +286,11 @@ def test_one_that_has_answered_is_suspect_once_it_falls_silent() -> None:
 def test_an_open_breaker_is_suspect() -> None:
     assert broken().trust(NOW + BREAK_MS) is Trust.SUSPECT
     held = new()
-    held.hold(NOW)
+    held.back_off(NOW)
     assert held.trust(NOW) is Trust.SUSPECT
 
 
-def test_slots_of_those_that_do_not_answer_are_counted_by_trust_and_by_namespace() -> None:
+def test_slots_of_unproven_destinations_are_counted_by_trust_and_namespace() -> None:
     destinations = several()
     for name, namespace, outcome in (
         ("new", "a", None),
@@ -302,7 +304,7 @@ def test_slots_of_those_that_do_not_answer_are_counted_by_trust_and_by_namespace
             destination.enter(timer(namespace, payload))
         if outcome is not None:
             destination.note(outcome, NOW)
-    destinations["odd"].running = 0  # Nothing is under way: what is queued there would not count.
+    destinations["odd"].running = 0  # Nothing is in flight, so its queue does not count.
     by_trust, by_namespace = destinations.unproven(NOW)
     assert by_trust == {Trust.FRESH: 4, Trust.SUSPECT: 4}
     assert by_namespace == {"a": 8}
@@ -316,10 +318,10 @@ def test_a_large_payload_takes_several_slots() -> None:
     assert slots_of(timer(payload=SLOT_BYTES // 2, metadata=3 * SLOT_BYTES // 2)) == 3
 
 
-# All of them.
+# All destinations.
 
 
-def test_a_destination_may_have_less_the_less_is_free() -> None:
+def test_a_destination_gets_less_room_when_fewer_slots_are_free() -> None:
     destinations = several()
     destination = destinations["a"]
     note(destination, ANSWER, CAP, NOW - 10_000)
@@ -338,22 +340,22 @@ def test_one_destination_never_gets_all_slots_even_if_there_are_few() -> None:
     assert free >= 50
 
 
-def test_limits_share_the_room_of_a_destination_between_its_lanes() -> None:
+def test_limits_divide_the_room_of_a_destination_between_its_lanes() -> None:
     destinations = several()
-    wide, narrow, closed = destinations["wide"], destinations["narrow"], broken(destinations["closed"])
+    wide, narrow, paused = destinations["wide"], destinations["narrow"], broken(destinations["paused"])
     start(narrow, FIRST_WINDOW - 3)
     for namespace in "abcde":
         destinations.limit(narrow, namespace)
     destinations.limit(wide, "a")
-    destinations.limit(closed, "a")
+    destinations.limit(paused, "a")
     limits = destinations.limits(NOW, IN_FLIGHT_MAX, lambda name: 1)
     assert [limits[lane_of(name, "narrow")] for name in "abcde"] == [1, 1, 1, 0, 0]  # no more than there is room for
-    assert limits[lane_of("a", "wide")] == FIRST_WINDOW and limits[lane_of("a", "closed")] == 0
+    assert limits[lane_of("a", "wide")] == FIRST_WINDOW and limits[lane_of("a", "paused")] == 0
     limits = destinations.limits(NOW + BREAK_MS, IN_FLIGHT_MAX, lambda name: 1)
-    assert limits[lane_of("a", "closed")] == PROBES
+    assert limits[lane_of("a", "paused")] == PROBES
 
 
-def test_limits_are_shared_by_weight() -> None:
+def test_limits_are_divided_by_weight() -> None:
     destinations = several()
     for namespace in ("light", "heavy"):
         destinations.limit(destinations["x"], namespace)
@@ -361,7 +363,7 @@ def test_limits_are_shared_by_weight() -> None:
     assert limits[lane_of("heavy", "x")] == 3 * limits[lane_of("light", "x")] == FIRST_WINDOW * 3 // 4
 
 
-def test_limits_are_forgotten_when_nothing_is_held_back_and_there_is_room() -> None:
+def test_limits_are_dropped_when_nothing_is_held_back_and_there_is_room() -> None:
     destinations = several()
     behind, full, well = destinations["behind"], destinations["full"], destinations["well"]
     for destination in (behind, full, well):
@@ -376,15 +378,15 @@ def test_limits_are_forgotten_when_nothing_is_held_back_and_there_is_room() -> N
     assert not destinations.limited
 
 
-def test_the_limits_of_a_broken_one_that_nobody_asks_for_are_forgotten_in_the_end() -> None:
+def test_limits_of_an_unused_broken_destination_are_dropped_eventually() -> None:
     destinations = several()
     destination = broken(destinations["a"])
     destinations.limit(destination, "default")
-    opens_at = destination.opens_at
-    assert opens_at is not None
-    destinations.relax(opens_at + BREAK_MS_MAX - 1, IN_FLIGHT_MAX, 16)
+    paused_until = destination.paused_until
+    assert paused_until is not None
+    destinations.relax(paused_until + BREAK_MS_MAX - 1, IN_FLIGHT_MAX, 16)
     assert destination in destinations.limited
-    destinations.relax(opens_at + BREAK_MS_MAX, IN_FLIGHT_MAX, 16)
+    destinations.relax(paused_until + BREAK_MS_MAX, IN_FLIGHT_MAX, 16)
     assert not destinations.limited
 
 
@@ -397,7 +399,7 @@ def test_a_destination_remembers_a_limited_number_of_lanes() -> None:
     assert list(destination.lanes.values())[-1] == f"namespace-{LANES_MAX + 9}"
 
 
-def test_one_that_is_behind_asks_for_more_when_half_of_it_is_done() -> None:
+def test_a_destination_that_is_behind_gets_more_when_half_is_done() -> None:
     destination = new()
     start(destination, 9)
     destination.waiting.append(timer())
@@ -405,7 +407,7 @@ def test_one_that_is_behind_asks_for_more_when_half_of_it_is_done() -> None:
     assert destination.behind and destination.low == 5
 
 
-def test_idle_destinations_are_forgotten_and_others_are_not() -> None:
+def test_only_idle_destinations_are_forgotten() -> None:
     destinations = several()
     open_, busy, limited = broken(destinations["open"]), destinations["busy"], destinations["limited"]
     start(busy, 1)
@@ -418,8 +420,8 @@ def test_idle_destinations_are_forgotten_and_others_are_not() -> None:
     assert destinations.get("host-0") is None
 
 
-@pytest.mark.parametrize("trouble", [broken, lambda d: d.hold(NOW), lambda d: d.fall_behind()])
-def test_memory_is_limited_even_if_all_destinations_are_in_trouble(
+@pytest.mark.parametrize("trouble", [broken, lambda d: d.back_off(NOW), lambda d: d.fall_behind()])
+def test_the_number_of_destinations_is_limited_even_if_all_are_in_trouble(
     trouble: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "DESTINATIONS_MAX", 100)
@@ -434,7 +436,7 @@ def test_memory_is_limited_even_if_all_destinations_are_in_trouble(
     assert destinations.get("busy") is busy
 
 
-def test_of_too_many_broken_destinations_those_that_stay_closed_longest_are_remembered(
+def test_of_too_many_broken_destinations_those_with_the_longest_pause_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "DESTINATIONS_MAX", 100)

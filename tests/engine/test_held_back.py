@@ -1,4 +1,4 @@
-"""What holds timers back spends nothing of theirs, and few slots cost few looks: one engine in virtual time."""
+"""Deferrals use up no retries, and few slots need few looks: one engine in virtual time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine.test_isolation import MISS, OK, PROMPT_MS, Scene, on_virtual_t
 
 
 @on_virtual_time
-async def test_a_namespace_that_is_not_known_yet_delays_no_other_at_the_same_destination() -> None:
+async def test_an_unknown_namespace_does_not_delay_others_at_the_same_destination() -> None:
     async with Scene() as scene:
         unknown = Outcome(kind=OutcomeKind.UNSENT, cause=Unsent.NAMESPACE, error="not known yet")
         scene.hosts.behaves["shared"] = lambda timer: unknown if timer.namespace == "new" else OK
@@ -40,7 +40,7 @@ async def test_a_namespace_that_is_not_known_yet_delays_no_other_at_the_same_des
 @on_virtual_time
 @pytest.mark.parametrize("cause", [Unsent.BROKER, Unsent.DESCRIPTORS, Unsent.INTERNAL])
 @pytest.mark.parametrize("failures", [0, 2])
-async def test_time_for_which_something_is_missing_is_no_part_of_the_retry_window(
+async def test_time_without_a_needed_resource_does_not_count_towards_the_retry_window(
     cause: Unsent, failures: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Half an hour without, and a window of ten minutes: there are as many attempts as if it had always been there."""
@@ -68,7 +68,7 @@ async def test_time_for_which_something_is_missing_is_no_part_of_the_retry_windo
 
 @on_virtual_time
 @pytest.mark.parametrize("outcome", [MISS, Outcome(kind=OutcomeKind.UNSENT, cause=Unsent.LOOKUPS, error="none")])
-async def test_what_waits_for_a_destination_that_falls_silent_goes_back_unsent(outcome: Outcome) -> None:
+async def test_the_queue_of_a_destination_that_falls_silent_is_put_back_unsent(outcome: Outcome) -> None:
     async with Scene(per_destination_max=2) as scene:
         await scene.herd(100, "well")
         await asyncio.sleep(0.5)
@@ -78,7 +78,7 @@ async def test_what_waits_for_a_destination_that_falls_silent_goes_back_unsent(o
         await asyncio.sleep(0.9)
         assert 0 < scene.hosts.attempts["well"] - sent <= BREAK_AFTER + 2
         assert scene.store.put_back["well"] > 10  # There was a queue.
-        assert not scene.engine.destinations.queued and scene.engine.recorder.under_way == 0
+        assert not scene.engine.destinations.queued and scene.engine.recorder.slots_in_flight == 0
         scene.hosts.behaves["well"] = "well"
         await asyncio.sleep(120)
         assert scene.by_status()[Status.COMPLETED] == 200
@@ -104,7 +104,7 @@ FEW_SLOTS: dict[str, list[tuple[str, int, dict[str, Any]]]] = {
 @on_virtual_time
 @pytest.mark.parametrize("slots", [1, 2, 3])
 @pytest.mark.parametrize("herds", FEW_SLOTS.values(), ids=FEW_SLOTS.keys())
-async def test_few_slots_cost_few_looks(slots: int, herds: list[tuple[str, int, dict[str, Any]]]) -> None:
+async def test_few_slots_need_few_looks(slots: int, herds: list[tuple[str, int, dict[str, Any]]]) -> None:
     """As many as there are attempts, and a few a second."""
     seconds = 20
     async with Scene(in_flight_max=slots) as scene:
@@ -117,7 +117,7 @@ async def test_few_slots_cost_few_looks(slots: int, herds: list[tuple[str, int, 
         for _ in range(10 * seconds):
             await asyncio.sleep(0.1)
             attempts = scene.hosts.attempts.total()
-            assert scene.engine.recorder.under_way <= slots * 4  # a large payload takes four
+            assert scene.engine.recorder.slots_in_flight <= slots * 4  # a large payload takes four
             assert scene.store.calls["begin"] <= 2 * attempts + 4 * seconds
             assert scene.store.calls["lanes"] <= 4 * seconds
             assert scene.looks <= 4 * attempts + 10 * seconds
@@ -125,24 +125,24 @@ async def test_few_slots_cost_few_looks(slots: int, herds: list[tuple[str, int, 
 
 @on_virtual_time
 @pytest.mark.parametrize("slots", [1, 2, 5, 40, 1_000])
-async def test_no_look_begins_more_than_there_is_room_for(slots: int) -> None:
+async def test_no_look_begins_more_than_the_free_slots(slots: int) -> None:
     async with Scene(in_flight_max=slots, begin_max=200) as scene:
         asked: list[tuple[int, int]] = []
         begin, begin_lanes = scene.store.begin, scene.store.begin_lanes
 
         async def by_age(owner_id: bytes, held: Any, limit: int, **limits: Any) -> Begun:
-            asked.append((limit, slots - scene.engine.recorder.under_way))
+            asked.append((limit, slots - scene.engine.recorder.slots_in_flight))
             return await begin(owner_id, held, limit, **limits)
 
         async def by_lane(owner_id: bytes, held: Any, limit: int, portions: Sequence[Portion]) -> Begun:
-            asked.append((limit, slots - scene.engine.recorder.under_way))
+            asked.append((limit, slots - scene.engine.recorder.slots_in_flight))
             return await begin_lanes(owner_id, held, limit, portions)
 
-        scene.store.begin, scene.store.begin_lanes = by_age, by_lane  # type: ignore[method-assign, assignment]
+        scene.store.begin, scene.store.begin_lanes = by_age, by_lane  # type: ignore[method-assign]
         await scene.herd(2 * slots + 50, lambda n: f"slow-{n % 50}")
         for _ in range(300):
             await asyncio.sleep(0.1)
-            assert scene.engine.recorder.under_way <= slots
+            assert scene.engine.recorder.slots_in_flight <= slots
         # Half of what is free, so that something is left for the next that comes.
         assert asked and all(limit <= max(1, min(200, free // 2)) for limit, free in asked)
         assert all(free > 0 for _, free in asked)

@@ -1,8 +1,7 @@
-"""Nobody pays for another's trouble: engines on the memory store and virtual time, beside destinations that hang,
-refuse or break, and herds.
+"""Isolation: engines on the memory store in virtual time, with destinations that hang, refuse or break, and bursts.
 
-A host is named by how it behaves (``hang-3``), so that a scene reads as what it is about. Lateness is virtual: it
-counts looks that came late, not the time that a look takes.
+A host is named after its behavior (``hang-3``), so that scenes are easy to read. Lateness is in virtual time: it
+includes polls that came late, but not the time that a poll takes.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from msgspec import Raw
 from duetime.engine.destinations import BREAK_MS, PROBES, SLOT_BYTES
 from duetime.engine.engine import Engine, EngineOptions
 from duetime.errors import StoreUnavailable
+from duetime.instants import Instant
 from duetime.model import (
     ABSENT,
     HOUR_MS,
@@ -36,6 +36,7 @@ from duetime.model import (
     Unsent,
     destination_of,
 )
+from duetime.namespaces import Namespaces
 from duetime.service import NewTimer, Service
 from duetime.store import Begun, Lanes, Portion
 from duetime.stores.memory import MemoryStore
@@ -62,7 +63,7 @@ def host_of(timer: Timer) -> str:
 
 
 class WatchedStore(MemoryStore):
-    """Counts what each kind of host costs."""
+    """Counts the writes for each kind of host."""
 
     def __init__(self, clock: Machine) -> None:
         super().__init__(clock, shards=8)
@@ -83,7 +84,7 @@ class WatchedStore(MemoryStore):
     ) -> Begun:
         return self._note(await super().begin_lanes(owner_id, held, limit, portions))
 
-    async def lanes(self, until: int, **limits: Any) -> Lanes:
+    async def lanes(self, until: Instant, **limits: Any) -> Lanes:
         self.calls["lanes"] += 1
         return await super().lanes(until, **limits)
 
@@ -97,7 +98,7 @@ class WatchedStore(MemoryStore):
 
 
 class Hosts:
-    """The deliverer: what each kind of host does, unless ``behaves`` says otherwise."""
+    """The deliverer: each kind of host behaves in its own way, unless ``behaves`` overrides that."""
 
     def __init__(self, clock: Machine) -> None:
         self.behaves: dict[str, str | Callable[[Timer], Outcome]] = {}
@@ -158,7 +159,8 @@ class Scene:
         self.by_lane: Counter[bool] = Counter()
         self.running: list[tuple[Engine, asyncio.Task[None]]] = []
         self.engine = self.new_engine()
-        self.service = Service(self.store, {HttpTarget: self.hosts}, self.clock, self.nudge, auto_namespaces=True)
+        self.namespaces = Namespaces(self.store, self.clock, self.nudge, auto=True)
+        self.service = Service(self.store, self.namespaces, {HttpTarget: self.hosts}, self.clock, self.nudge)
 
     def new_engine(self) -> Engine:
         engine = Engine(
@@ -190,7 +192,7 @@ class Scene:
         await asyncio.sleep(0.2)
 
     async def __aenter__(self) -> Scene:
-        await self.service.start()
+        await self.namespaces.start()
         await self.run()
         return self
 
@@ -232,8 +234,8 @@ class Scene:
             await asyncio.sleep(0.05)
 
     async def pause(self, namespace: str, paused: bool = True) -> None:
-        await self.service.create_namespace(namespace, shards=None, retention_ms=None)
-        await self.service.change_namespace(namespace, lambda before: msgspec.structs.replace(before, paused=paused))
+        await self.namespaces.create(namespace)
+        await self.namespaces.change(namespace, lambda before: msgspec.structs.replace(before, paused=paused))
 
     def by_status(self, host: str | None = None, namespace: str | None = None) -> Counter[Status]:
         return Counter(
@@ -250,17 +252,17 @@ class Scene:
         return max(self.hosts.lateness_ms[host])
 
     def check_ended(self) -> None:
-        """Everything is final, and the engine holds nothing any more."""
+        """Everything is final, and the engine holds nothing."""
         assert not self.live()
         for engine, _ in self.running:
-            assert engine.recorder.under_way == 0 and not engine.recorder.by_namespace
-            assert not any(engine.recorder._under_way.values())
+            assert engine.recorder.slots_in_flight == 0 and not engine.recorder.slots_by_namespace
+            assert not any(engine.recorder.timers_by_shard.values())
             assert not engine.destinations.queued
             for destination in engine.destinations._known.values():
                 assert not destination.held and not destination.slots
 
     def check_sent_once(self) -> None:
-        """No attempt left twice, and a timer that was completed was answered once."""
+        """No attempt was sent twice, and each completed timer got one response."""
         attempts = [(timer.namespace, timer.id, timer.attempt) for timer in self.hosts.sent]
         assert len(attempts) == len(set(attempts))
 
@@ -270,7 +272,7 @@ class Scene:
 
 @on_virtual_time
 @pytest.mark.parametrize("namespace", ["default", "other"])
-async def test_a_destination_that_hangs_costs_others_nothing(namespace: str) -> None:
+async def test_a_hanging_destination_does_not_delay_others(namespace: str) -> None:
     async with Scene() as scene:
         await scene.herd(3_000, "hang")
         await scene.trickle(20, namespace=namespace)
@@ -281,7 +283,7 @@ async def test_a_destination_that_hangs_costs_others_nothing(namespace: str) -> 
 
 @on_virtual_time
 @pytest.mark.parametrize("namespace", ["default", "other"])
-async def test_many_that_hang_leave_slots_for_others(namespace: str) -> None:
+async def test_many_hanging_destinations_leave_slots_for_others(namespace: str) -> None:
     async with Scene(in_flight_max=4_096) as scene:
         await scene.herd(20 * 300, lambda n: f"hang-{n % 20}")
         await scene.trickle(10, namespace=namespace)
@@ -299,20 +301,20 @@ async def test_a_timeout_of_an_hour_does_not_keep_slots_from_others() -> None:
 
 @on_virtual_time
 @pytest.mark.parametrize(("kind", "per_host"), [("hang", 4), ("dead", 4), ("hang", 1)])
-async def test_hundreds_of_dead_destinations_do_not_stop_those_that_answer(kind: str, per_host: int) -> None:
-    """In the same namespace, too: its part must not be used up by what hangs."""
+async def test_hundreds_of_dead_destinations_do_not_stop_working_ones(kind: str, per_host: int) -> None:
+    """Even in the same namespace: hanging destinations must not use up its share."""
     async with Scene() as scene:
         await scene.herd(600 * per_host, lambda n: f"{kind}-{n % 600}", timeout_ms=HOUR_MS)
         await scene.trickle(5, "well-known")
         await scene.trickle(5, lambda n: f"well-{n}")
         assert len(scene.hosts.lateness_ms["well"]) == 200
-        # The first ones come while nobody knows which of all these destinations answer.
+        # The first ones are due while it is unknown which of these destinations respond.
         late = sorted(scene.hosts.lateness_ms["well"])
         assert late[-10] <= PROMPT_MS and late[-1] <= 500
 
 
 @on_virtual_time
-async def test_destinations_that_answered_before_and_hang_now_leave_slots_for_others() -> None:
+async def test_proven_destinations_that_start_to_hang_leave_slots_for_others() -> None:
     """Their windows are wide open."""
     async with Scene() as scene:
         scene.hosts.behaves["hang"] = "well"
@@ -340,7 +342,7 @@ async def test_a_new_destination_is_served_promptly_while_thousands_hang() -> No
 
 
 @on_virtual_time
-async def test_one_that_failed_once_is_served_while_others_hang_for_an_hour() -> None:
+async def test_a_destination_that_failed_once_is_served_while_others_hang() -> None:
     async with Scene(in_flight_max=64) as scene:
         scene.hosts.behaves["flaky"] = lambda timer: MISS if timer.id == "first" else OK
         await scene.herd(500, lambda n: f"hang-{n % 20}", timeout_ms=HOUR_MS)
@@ -353,8 +355,8 @@ async def test_one_that_failed_once_is_served_while_others_hang_for_an_hour() ->
 
 
 @on_virtual_time
-async def test_many_destinations_with_one_timer_each_are_not_kept_waiting() -> None:
-    """More of them are ready than one look takes from."""
+async def test_many_destinations_with_one_timer_each_are_served_promptly() -> None:
+    """More of them are ready than one look serves."""
     async with Scene() as scene:
         await scene.herd(3_000, lambda n: f"hang-{n % 20}")
         await asyncio.sleep(2)
@@ -364,16 +366,16 @@ async def test_many_destinations_with_one_timer_each_are_not_kept_waiting() -> N
             await scene.create(scene.new(f"{round_}-{n}", f"well-{n}") for n in range(300))
             await asyncio.sleep(1.5)
             assert len(scene.hosts.lateness_ms["well"]) == 300
-            # The first time nobody knows whether they answer.
+            # At first, it is unknown whether they respond.
             assert scene.worst_ms() <= (PROMPT_MS if round_ else 300)
 
 
-# Destinations that answer slowly, or are shared.
+# Destinations that respond slowly, or are shared.
 
 
 @on_virtual_time
 @pytest.mark.parametrize("namespaces", [1, 10, 64])
-async def test_a_slow_destination_costs_few_writes(namespaces: int) -> None:
+async def test_a_slow_destination_causes_few_writes(namespaces: int) -> None:
     async with Scene() as scene:
         for n in range(namespaces):
             await scene.herd(1_280 // namespaces, "slow", namespace=f"namespace-{n}")
@@ -384,7 +386,7 @@ async def test_a_slow_destination_costs_few_writes(namespaces: int) -> None:
 
 @on_virtual_time
 @pytest.mark.parametrize("per_namespace", [4, 20])
-async def test_a_dead_destination_of_many_namespaces_costs_few_writes(per_namespace: int) -> None:
+async def test_a_dead_destination_of_many_namespaces_causes_few_writes(per_namespace: int) -> None:
     async with Scene() as scene:
         for n in range(100):
             await scene.herd(per_namespace, "dead", namespace=f"namespace-{n}")
@@ -396,11 +398,11 @@ async def test_a_dead_destination_of_many_namespaces_costs_few_writes(per_namesp
         assert scene.store.begins["dead"] - begins <= 2 * probes
 
 
-# Herds.
+# Bursts.
 
 
 @on_virtual_time
-async def test_a_herd_of_one_namespace_does_not_delay_another() -> None:
+async def test_a_burst_of_one_namespace_does_not_delay_another() -> None:
     async with Scene() as scene:
         scene.hosts.behaves["herd"] = "well"
         await scene.herd(4_000, "herd", namespace="many")
@@ -412,13 +414,16 @@ async def test_a_herd_of_one_namespace_does_not_delay_another() -> None:
 
 @on_virtual_time
 @pytest.mark.parametrize("shared", [True, False])
-async def test_herds_progress_by_weight(shared: bool) -> None:
+async def test_bursts_progress_by_weight(shared: bool) -> None:
     """Where they compete: for a destination, or for slots."""
-    async with Scene(
-        weights={"heavy": 3}, **({"per_destination_max": 16} if shared else {"in_flight_max": 64, "begin_max": 64})
-    ) as scene:
+    limits: dict[str, Any] = {"per_destination_max": 16} if shared else {"in_flight_max": 64, "begin_max": 64}
+
+    def of_its_own(namespace: str) -> Callable[[int], str]:
+        return lambda n: f"well-{namespace}-{n % 5}"
+
+    async with Scene(weights={"heavy": 3}, **limits) as scene:
         for name in ("light", "heavy"):
-            await scene.herd(600, "well" if shared else lambda n, name=name: f"well-{name}-{n % 5}", namespace=name)
+            await scene.herd(600, "well" if shared else of_its_own(name), namespace=name)
         for _ in range(10_000):
             await asyncio.sleep(0.005)
             heavy = scene.by_status(namespace="heavy")[Status.COMPLETED]
@@ -432,7 +437,7 @@ async def test_herds_progress_by_weight(shared: bool) -> None:
 
 @on_virtual_time
 @pytest.mark.parametrize("by_lane", [False, True])
-async def test_one_namespace_leaves_slots_for_the_next_even_if_there_are_few(by_lane: bool) -> None:
+async def test_one_namespace_leaves_slots_for_others_even_if_there_are_few(by_lane: bool) -> None:
     async with Scene(in_flight_max=64) as scene:
         if by_lane:
             await scene.pause("asleep")
@@ -454,7 +459,7 @@ async def test_one_namespace_leaves_slots_for_the_next_even_if_there_are_few(by_
 
 
 @on_virtual_time
-async def test_a_destination_that_refuses_is_left_alone_for_longer_and_longer_and_then_gets_everything() -> None:
+async def test_a_refusing_destination_gets_growing_pauses_and_then_everything() -> None:
     async with Scene() as scene:
         await scene.herd(400, "dead", retries=20)
         await asyncio.sleep(0.5)
@@ -487,7 +492,7 @@ async def test_a_destination_that_refuses_is_left_alone_for_longer_and_longer_an
         scene.check_sent_once()
 
 
-# What never left us.
+# Unsent attempts.
 
 
 @on_virtual_time
@@ -511,7 +516,7 @@ async def test_a_deliverer_that_raises_loses_nothing(caplog: pytest.LogCaptureFi
 
 
 @on_virtual_time
-async def test_a_deliverer_whose_own_work_is_canceled_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_deliverer_whose_inner_task_is_canceled_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """As when several attempts wait for one lookup, and the first of them gives up."""
     caplog.set_level(logging.CRITICAL)
     async with Scene() as scene:
@@ -536,7 +541,7 @@ async def test_a_deliverer_whose_own_work_is_canceled_loses_nothing(caplog: pyte
 @pytest.mark.parametrize(
     "cause", [Unsent.DESCRIPTORS, Unsent.LOOKUPS, Unsent.BROKER, Unsent.INTERNAL, Unsent.NAMESPACE]
 )
-async def test_what_could_not_be_sent_does_not_count(cause: Unsent, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unsent_attempt_does_not_count(cause: Unsent, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     async with Scene() as scene:
         outcome = Outcome(kind=OutcomeKind.UNSENT, cause=cause, error="there is none left")
@@ -546,7 +551,7 @@ async def test_what_could_not_be_sent_does_not_count(cause: Unsent, caplog: pyte
         assert scene.worst_ms() <= PROMPT_MS
         assert scene.by_status("short")[Status.PENDING] == 200
         if cause not in (Unsent.INTERNAL, Unsent.NAMESPACE):
-            # All that is under way at first, and then a few probes now and then.
+            # All attempts in flight at first, then a few probes from time to time.
             assert scene.store.begins["short"] <= 200 + 4 * 6 * PROBES
         scene.hosts.behaves["short"] = "well"
         await asyncio.sleep(60)
@@ -561,7 +566,7 @@ async def test_what_could_not_be_sent_does_not_count(cause: Unsent, caplog: pyte
 
 @on_virtual_time
 @pytest.mark.parametrize("count", [300, 2_500])
-async def test_a_paused_namespace_costs_others_nothing_and_all_fire_when_it_is_resumed(count: int) -> None:
+async def test_a_paused_namespace_delays_no_other_and_fires_all_when_resumed(count: int) -> None:
     async with Scene() as scene:
         await scene.pause("asleep")
         scene.hosts.behaves["sleeper"] = "well"
@@ -601,13 +606,13 @@ async def test_two_engines_in_trouble_lose_nothing_and_fire_nothing_twice() -> N
         assert {timer.attempt for timer in scene.store._timers.values()} == {1}
 
 
-# From one way of looking to the other and back.
+# Switching between looks by age and by lane.
 
 
 @on_virtual_time
 @pytest.mark.parametrize("options", [{}, {"in_flight_max": 32}, {"in_flight_max": 3, "per_destination_max": 2}])
-async def test_after_the_trouble_the_engine_takes_the_oldest_again_and_has_left_nothing_behind(
-    options: dict[str, int],
+async def test_after_trouble_the_engine_returns_to_oldest_first_with_a_clean_state(
+    options: dict[str, Any],
 ) -> None:
     async with Scene(**options) as scene:
         await scene.herd(900, lambda n: f"hang-{n % 25}", timeout_ms=500)
@@ -630,11 +635,11 @@ async def test_after_the_trouble_the_engine_takes_the_oldest_again_and_has_left_
 
 @on_virtual_time
 async def test_timers_that_fall_due_between_slow_surveys_are_not_late() -> None:
-    """While timers are begun by lane, a survey is what finds a lane whose timers were made long ago."""
+    """While timers are begun by lane, only a survey finds a lane whose timers were created long ago."""
     async with Scene() as scene:
         lanes = scene.store.lanes
 
-        async def slow(until: int, **limits: Any) -> Lanes:
+        async def slow(until: Instant, **limits: Any) -> Lanes:
             found = await lanes(until, **limits)
             await asyncio.sleep(0.4)
             return found
@@ -649,7 +654,7 @@ async def test_timers_that_fall_due_between_slow_surveys_are_not_late() -> None:
 
 
 @on_virtual_time
-async def test_timers_made_while_a_look_is_under_way_are_not_late() -> None:
+async def test_timers_created_during_a_look_are_not_late() -> None:
     """The look may have read their lane before they were written."""
     async with Scene() as scene:
         begin_lanes = scene.store.begin_lanes
@@ -659,7 +664,7 @@ async def test_timers_made_while_a_look_is_under_way_are_not_late() -> None:
             await asyncio.sleep(0.03)
             return begun
 
-        scene.store.begin_lanes = slow  # type: ignore[method-assign]
+        scene.store.begin_lanes = slow  # type: ignore[method-assign, assignment]
         await scene.herd(2_000, lambda n: f"hang-{n % 20}", timeout_ms=HOUR_MS)
         await asyncio.sleep(2)
         for n in range(300):
@@ -669,7 +674,7 @@ async def test_timers_made_while_a_look_is_under_way_are_not_late() -> None:
         assert len(scene.hosts.lateness_ms["well"]) == 300 and scene.worst_ms() <= 100
 
 
-# What waiting costs.
+# The cost of waiting.
 
 
 HELD_BACK: list[tuple[int, Callable[[int], str], dict[str, int], int]] = [
@@ -685,11 +690,11 @@ HELD_BACK: list[tuple[int, Callable[[int], str], dict[str, int], int]] = [
 
 @on_virtual_time
 @pytest.mark.parametrize(("count", "host", "options", "looks_max"), HELD_BACK)
-async def test_held_back_timers_cost_few_looks(
-    count: int, host: Callable[[int], str], options: dict[str, int], looks_max: int
+async def test_held_back_timers_need_few_looks(
+    count: int, host: Callable[[int], str], options: dict[str, Any], looks_max: int
 ) -> None:
     async with Scene(**options) as scene:
-        for n in range(10):  # so that they do not wait in step
+        for n in range(10):  # so that their waits are not in step
             news = [scene.new(f"{n}-{m}", host(10 * m + n), timeout_ms=HOUR_MS) for m in range(count // 10)]
             await scene.create(news)
             await asyncio.sleep(0.113)
@@ -703,8 +708,8 @@ async def test_held_back_timers_cost_few_looks(
 
 
 @on_virtual_time
-async def test_bursts_do_not_bring_a_survey_each() -> None:
-    """Each has more due than a look takes, and little enough to take the oldest again."""
+async def test_not_every_burst_causes_a_survey() -> None:
+    """Each has more due than a look begins, but little enough to return to the oldest first."""
     async with Scene(begin_max=20) as scene:
         for n in range(100):
             await scene.create(scene.new(f"{n}-{m}", f"well-{m}") for m in range(60))
@@ -714,7 +719,7 @@ async def test_bursts_do_not_bring_a_survey_each() -> None:
 
 
 @on_virtual_time
-async def test_a_store_that_is_away_is_not_asked_all_the_time(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unavailable_store_is_not_polled_constantly(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     async with Scene(lease_ms=120_000) as scene:
         away = True
@@ -726,7 +731,7 @@ async def test_a_store_that_is_away_is_not_asked_all_the_time(caplog: pytest.Log
                 raise StoreUnavailable("away")
             return await begin_lanes(*arguments)
 
-        async def no_lanes(until: int, **limits: Any) -> Lanes:
+        async def no_lanes(until: Instant, **limits: Any) -> Lanes:
             scene.store.calls["lanes"] += away
             if away:
                 raise StoreUnavailable("away")
@@ -734,7 +739,7 @@ async def test_a_store_that_is_away_is_not_asked_all_the_time(caplog: pytest.Log
 
         await scene.herd(3_000, lambda n: f"hang-{n % 20}", timeout_ms=2_000)
         await asyncio.sleep(1)
-        scene.store.begin_lanes = no_begin  # type: ignore[method-assign]
+        scene.store.begin_lanes = no_begin  # type: ignore[method-assign, assignment]
         scene.store.lanes = no_lanes  # type: ignore[method-assign]
         scene.store.calls.clear()
         await asyncio.sleep(10)
@@ -757,7 +762,7 @@ async def test_large_payloads_take_several_slots() -> None:
         sizes = []
         for _ in range(30):
             await asyncio.sleep(1)
-            sizes.append(scene.engine.recorder.under_way)
+            sizes.append(scene.engine.recorder.slots_in_flight)
         # The first look does not know how large they are.
         assert max(sizes) <= 500 and 0 < max(sizes[6:]) <= 100
         scene.hosts.lateness_ms.clear()

@@ -1,4 +1,4 @@
-"""Who gets how much of a look: lanes, weights and the limits that leave something for the next that comes."""
+"""Fair scheduling: lanes, weights, and limits that keep slots free for the next timers."""
 
 from __future__ import annotations
 
@@ -10,29 +10,41 @@ import pytest
 from duetime.engine import lanes as module
 from duetime.engine.destinations import BREAK_AFTER, FIRST_WINDOW, PROBES, SILENT_MS, Destination, Destinations
 from duetime.engine.lanes import (
-    CLOSED_WAIT_MS,
     LANES_PER_WAIT,
+    PAUSED_WAIT_MS,
     PORTIONS_MAX,
     SHORT_WAIT_MS,
     UNANSWERED_MAX,
     UNANSWERED_WAIT_MS,
     Lanes,
 )
+from duetime.instants import CreatedAt, ExecuteAt, FireAt, Instant
 from duetime.model import Definition, HttpTarget, Outcome, OutcomeKind, Timer, destination_of
 from duetime.store import Begun, Lane, Portion
 
-NOW = 1_800_000_000_000
+NOW = Instant(1_800_000_000_000)
 CAP, IN_FLIGHT_MAX, LIMIT = 256, 4_096, 500
 ANSWER = Outcome(kind=OutcomeKind.ANSWERED, status=200)
 MISS = Outcome(kind=OutcomeKind.UNREACHABLE)
 
 
-def timer(namespace: str, host: str, fire_at: int = NOW) -> Timer:
-    return Timer(namespace, "a", 0, Definition(target=HttpTarget(url=f"http://{host}/")), NOW, fire_at, NOW, NOW, 1, 1)
+def timer(namespace: str, host: str, fire_at: Instant = NOW) -> Timer:
+    return Timer(
+        namespace,
+        "a",
+        0,
+        Definition(target=HttpTarget(url=f"http://{host}/")),
+        ExecuteAt(NOW),
+        FireAt(fire_at),
+        CreatedAt(NOW),
+        NOW,
+        1,
+        1,
+    )
 
 
 class Deck:
-    """Lanes that have timers due, and what each look takes of them."""
+    """Lanes with due timers, and what each look begins of them."""
 
     def __init__(self, *, in_flight_max: int = IN_FLIGHT_MAX, weights: Mapping[str, int] | None = None) -> None:
         self.lanes = Lanes()
@@ -40,10 +52,10 @@ class Deck:
         self.free = in_flight_max
         self.in_flight: Counter[str] = Counter()
         self.weights = weights or {}
-        self.next_at: int | None = None
+        self.next_at: Instant | None = None
         self.asked: list[Portion] = []
 
-    def learn(self, namespace: str, host: str, fire_at: int = NOW) -> int:
+    def learn(self, namespace: str, host: str, fire_at: Instant = NOW) -> int:
         made = timer(namespace, host, fire_at)
         self.lanes.learn_timer(made)
         return made.lane
@@ -52,18 +64,18 @@ class Deck:
         return self.destinations[destination_of(HttpTarget(url=f"http://{host}/"))]
 
     def proven(self, *hosts: str, answers: int = CAP) -> None:
-        """These answer, and have nothing in their queues."""
+        """Make these destinations proven, with empty queues."""
         for host in hosts:
             for _ in range(answers):
                 self.destination(host).note(ANSWER, NOW - 10_000)
 
-    def broken(self, host: str, at: int = NOW) -> Destination:
+    def broken(self, host: str, at: Instant = NOW) -> Destination:
         for _ in range(BREAK_AFTER):
             self.destination(host).note(MISS, at)
         return self.destination(host)
 
-    def busy(self, namespace: str, host: str, count: int, at: int = NOW) -> None:
-        """So many attempts are under way."""
+    def busy(self, namespace: str, host: str, count: int, at: Instant = NOW) -> None:
+        """Put this many attempts in flight."""
         destination = self.destination(host)
         for _ in range(count):
             destination.start(at)
@@ -72,8 +84,8 @@ class Deck:
         self.in_flight[namespace] += count
         self.free -= count
 
-    def look(self, now: int = NOW, limit: int = LIMIT) -> dict[int, int]:
-        """How much a look may take, by lane."""
+    def look(self, now: Instant = NOW, limit: int = LIMIT) -> dict[int, int]:
+        """How many timers a look may begin, by lane."""
         self.asked, self.next_at = self.lanes.portions(
             self.destinations,
             now=now,
@@ -84,18 +96,18 @@ class Deck:
         )
         return {portion.lane: portion.most for portion in self.asked}
 
-    def begun(self, left: Mapping[int, int] | None = None, *timers: Timer, now: int = NOW) -> set[str]:
-        return self.lanes.begun(self.asked, Begun(list(timers), None, lanes=dict(left or {})), now)
+    def begun(self, left: Mapping[int, Instant] | None = None, *timers: Timer, now: Instant = NOW) -> set[str]:
+        return self.lanes.update_after_look(self.asked, Begun(list(timers), None, lanes=dict(left or {})), now)
 
 
-# What is known.
+# Known lanes.
 
 
-def test_at_first_the_oldest_are_taken() -> None:
+def test_the_engine_starts_with_oldest_first() -> None:
     assert not Lanes().active
 
 
-def test_a_lane_is_asked_for_when_it_is_due_and_forgotten_when_it_is_empty() -> None:
+def test_a_due_lane_gets_a_portion_and_an_empty_one_is_forgotten() -> None:
     deck = Deck()
     lane = deck.learn("default", "a", NOW + 50)
     assert deck.look() == {} and deck.next_at == NOW + 50
@@ -107,14 +119,14 @@ def test_a_lane_is_asked_for_when_it_is_due_and_forgotten_when_it_is_empty() -> 
     assert deck.look(NOW + 100_000) == {} and deck.next_at is None
 
 
-def test_a_survey_does_not_put_off_what_is_known() -> None:
+def test_a_survey_does_not_delay_known_lanes() -> None:
     deck = Deck()
     lane = deck.learn("default", "a", NOW)
     deck.lanes.learn_all([Lane(lane, "default", "http://a:80", NOW + 5_000)])
     assert lane in deck.look()
 
 
-def test_what_is_learned_during_a_look_is_not_lost() -> None:
+def test_lanes_learned_during_a_look_are_kept() -> None:
     """The look may have read its lane just before the timer was written."""
     deck = Deck()
     lane = deck.learn("default", "a")
@@ -126,7 +138,7 @@ def test_what_is_learned_during_a_look_is_not_lost() -> None:
     assert lane in deck.look(NOW + 10)
 
 
-def test_what_was_learned_before_a_look_is_gone_with_it() -> None:
+def test_lanes_learned_before_a_look_are_cleared_by_it() -> None:
     deck = Deck()
     deck.learn("default", "a")
     deck.look()
@@ -134,7 +146,7 @@ def test_what_was_learned_before_a_look_is_gone_with_it() -> None:
     assert deck.look(NOW + 1) == {}
 
 
-def test_the_earlier_of_what_is_left_and_what_was_learned_counts() -> None:
+def test_a_lane_keeps_the_earlier_of_the_remaining_and_learned_times() -> None:
     deck = Deck()
     lane = deck.learn("default", "a")
     deck.look()
@@ -143,7 +155,7 @@ def test_the_earlier_of_what_is_left_and_what_was_learned_counts() -> None:
     assert deck.look(NOW + 1) == {} and deck.next_at == NOW + 300
 
 
-def test_the_number_of_known_lanes_is_limited_and_a_new_one_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_lanes_is_limited_and_new_ones_replace_old_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KNOWN_MAX", 10)
     deck = Deck()
     for n in range(50):
@@ -153,7 +165,7 @@ def test_the_number_of_known_lanes_is_limited_and_a_new_one_gets_in(monkeypatch:
     assert newest in deck.look()
 
 
-def test_the_end_says_what_is_due_and_forgets_everything() -> None:
+def test_end_returns_due_lanes_and_clears_the_state() -> None:
     deck = Deck()
     deck.learn("default", "a")
     deck.learn("default", "b", NOW + 1)
@@ -163,7 +175,7 @@ def test_the_end_says_what_is_due_and_forgets_everything() -> None:
     assert deck.look(NOW + 100_000) == {}
 
 
-def test_a_look_that_outlasts_the_end_brings_nothing_back() -> None:
+def test_a_look_that_finishes_after_the_end_restores_nothing() -> None:
     deck = Deck()
     lane = deck.learn("default", "a")
     deck.look()
@@ -172,7 +184,7 @@ def test_a_look_that_outlasts_the_end_brings_nothing_back() -> None:
     assert not deck.lanes._known
 
 
-def test_destinations_with_more_due_are_named() -> None:
+def test_destinations_with_more_due_timers_are_returned() -> None:
     deck = Deck()
     more, later, done = (deck.learn("default", host) for host in ("more", "later", "done"))
     full = deck.learn("default", "full")
@@ -183,10 +195,10 @@ def test_destinations_with_more_due_are_named() -> None:
     assert deck.begun({more: NOW, later: NOW + 1}) == {"http://more:80", "http://full:80"}
 
 
-# How many lanes.
+# The number of lanes.
 
 
-def test_a_look_takes_from_a_limited_number_of_lanes_and_the_others_are_next() -> None:
+def test_a_look_serves_a_limited_number_of_lanes_and_the_next_one_the_others() -> None:
     deck = Deck()
     hosts = [f"host-{n}" for n in range(3 * PORTIONS_MAX)]
     deck.proven(*hosts)
@@ -202,7 +214,7 @@ def test_a_look_takes_from_a_limited_number_of_lanes_and_the_others_are_next() -
     assert list(deck.look()) == lanes[:PORTIONS_MAX]
 
 
-def test_a_look_goes_through_a_limited_number_of_lanes_and_the_others_are_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_goes_through_a_limited_number_of_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READY_MAX", 100)
     deck = Deck()
     for n in range(60):
@@ -233,7 +245,7 @@ def test_namespaces_take_turns() -> None:
     assert few in deck.look()
 
 
-def test_who_was_served_least_for_its_weight_is_first() -> None:
+def test_the_namespace_served_least_for_its_weight_comes_first() -> None:
     deck = Deck(weights={"heavy": 3})
     deck.proven("a")
     heavy, light = deck.learn("heavy", "a"), deck.learn("light", "a")
@@ -270,7 +282,7 @@ def test_portions_are_bounded_by_the_limit_of_the_look() -> None:
     assert max(deck.look(limit=10).values()) <= 16
 
 
-def test_a_destination_is_shared_by_its_namespaces_by_weight() -> None:
+def test_namespaces_share_a_destination_by_weight() -> None:
     deck = Deck(weights={"a": 1, "b": 3})
     deck.proven("x")
     a, b = deck.learn("a", "x"), deck.learn("b", "x")
@@ -278,7 +290,7 @@ def test_a_destination_is_shared_by_its_namespaces_by_weight() -> None:
     assert looked[b] == 3 * looked[a] == CAP * 3 // 4
 
 
-def test_namespaces_together_get_no_more_than_a_destination_has_room_for() -> None:
+def test_namespaces_together_never_exceed_the_room_of_a_destination() -> None:
     deck = Deck()
     deck.proven("x")
     for n in range(50):
@@ -290,7 +302,7 @@ def test_namespaces_together_get_no_more_than_a_destination_has_room_for() -> No
     assert deck.begun({}) == {"http://x:80"}, "the others have timers due"
 
 
-def test_a_namespace_has_no_more_under_way_than_is_free_for_its_weight() -> None:
+def test_a_namespace_has_at_most_its_weighted_share_of_free_slots_in_flight() -> None:
     deck = Deck(in_flight_max=900, weights={"light": 1, "heavy": 2})
     deck.proven("x", "y")
     light, heavy = deck.learn("light", "x"), deck.learn("heavy", "y")
@@ -306,7 +318,7 @@ def test_a_namespace_has_no_more_under_way_than_is_free_for_its_weight() -> None
     assert heavy in deck.look()
 
 
-def test_one_slot_is_for_the_lightest_however_heavy_the_others_are() -> None:
+def test_the_lightest_namespace_always_gets_one_slot() -> None:
     deck = Deck(in_flight_max=100, weights={"heavy": 1_000})
     deck.proven("x", "y")
     deck.learn("heavy", "x")
@@ -314,10 +326,10 @@ def test_one_slot_is_for_the_lightest_however_heavy_the_others_are() -> None:
     assert deck.look()[light] == 1
 
 
-# Destinations that do not answer.
+# Destinations that do not respond.
 
 
-def test_a_look_starts_few_attempts_to_destinations_that_have_not_answered() -> None:
+def test_a_look_starts_few_attempts_to_unproven_destinations() -> None:
     deck = Deck()
     for n in range(200):
         deck.learn("default", f"new-{n}")
@@ -328,7 +340,7 @@ def test_a_look_starts_few_attempts_to_destinations_that_have_not_answered() -> 
     assert len(second) == UNANSWERED_MAX and not second.keys() & looked.keys()
 
 
-def test_new_destinations_have_as_much_as_is_free() -> None:
+def test_new_destinations_hold_at_most_as_many_slots_as_are_free() -> None:
     deck = Deck()
     for n in range(6):
         for m in range(40):
@@ -345,7 +357,7 @@ def test_new_destinations_have_as_much_as_is_free() -> None:
     assert lane in deck.look(NOW + SILENT_MS), "those that were new are suspect by now"
 
 
-def test_destinations_that_do_not_answer_have_half_of_what_is_free_together() -> None:
+def test_suspect_destinations_together_hold_half_of_the_free_slots() -> None:
     deck = Deck(in_flight_max=300)
     suspect, other = deck.destination("suspect"), deck.destination("other")
     suspect.note(MISS, NOW)
@@ -358,8 +370,8 @@ def test_destinations_that_do_not_answer_have_half_of_what_is_free_together() ->
     assert deck.look(NOW + 1_000) == {}
 
 
-def test_a_destination_with_nothing_under_way_may_be_tried_even_if_others_hang() -> None:
-    """Otherwise one that failed once, or is back, could not show that it answers while others hang for an hour."""
+def test_an_idle_destination_gets_an_attempt_even_if_others_hang() -> None:
+    """Otherwise a destination that failed once or has recovered could not prove it while others hang for an hour."""
     deck = Deck(in_flight_max=300)
     deck.destination("other").note(MISS, NOW)
     deck.busy("default", "other", 150)
@@ -371,7 +383,7 @@ def test_a_destination_with_nothing_under_way_may_be_tried_even_if_others_hang()
     assert hanging not in looked
 
 
-def test_what_hangs_does_not_use_up_the_part_of_those_that_answer_in_the_same_namespace() -> None:
+def test_hanging_attempts_do_not_use_up_the_share_of_working_destinations() -> None:
     deck = Deck(in_flight_max=300)
     deck.busy("default", "hanging", 200, at=NOW - SILENT_MS)
     deck.proven("well")
@@ -379,7 +391,7 @@ def test_what_hangs_does_not_use_up_the_part_of_those_that_answer_in_the_same_na
     assert deck.look()[well] > 0
 
 
-def test_one_namespace_has_half_of_what_is_free_under_way_to_those_that_do_not_answer() -> None:
+def test_a_namespace_has_half_of_the_free_slots_for_suspect_destinations() -> None:
     deck = Deck(in_flight_max=300)
     deck.busy("default", "hanging-0", 60, at=NOW - SILENT_MS)
     deck.busy("default", "hanging-1", 41, at=NOW)
@@ -392,10 +404,10 @@ def test_one_namespace_has_half_of_what_is_free_under_way_to_those_that_do_not_a
     assert lane in deck.look(NOW + UNANSWERED_WAIT_MS)
 
 
-# When to ask again.
+# When to poll again.
 
 
-def test_a_proven_destination_without_room_says_when_it_has_some() -> None:
+def test_a_full_proven_destination_requests_a_poll_when_it_has_room() -> None:
     deck = Deck()
     deck.proven("x")
     deck.busy("default", "x", CAP)
@@ -406,7 +418,7 @@ def test_a_proven_destination_without_room_says_when_it_has_some() -> None:
     assert lane in deck.look()
 
 
-def test_a_lane_of_a_destination_that_is_silent_and_full_is_passed_over_for_a_while() -> None:
+def test_a_lane_of_a_silent_full_destination_is_skipped_for_a_while() -> None:
     deck = Deck()
     deck.busy("default", "x", FIRST_WINDOW, at=NOW - 5_000)
     lane = deck.learn("default", "x")
@@ -416,21 +428,24 @@ def test_a_lane_of_a_destination_that_is_silent_and_full_is_passed_over_for_a_wh
     assert lane in deck.look(NOW + UNANSWERED_WAIT_MS)
 
 
-def test_a_lane_of_a_broken_destination_is_passed_over_until_its_pause_is_over_or_for_a_second() -> None:
+def test_a_lane_of_a_broken_destination_is_skipped_until_its_pause_ends_or_for_a_second() -> None:
     deck = Deck()
     destination = deck.broken("x", at=NOW + 30)
     lane = deck.learn("default", "x")
     assert deck.look(NOW + 30) == {}
-    assert deck.next_at == NOW + CLOSED_WAIT_MS + UNANSWERED_WAIT_MS
-    assert destination.opens_at is not None
-    shortly = destination.opens_at - 10
+    assert deck.next_at == NOW + PAUSED_WAIT_MS + UNANSWERED_WAIT_MS
+    assert destination.paused_until is not None
+    shortly = destination.paused_until - 10
     assert deck.look(shortly) == {}
-    assert deck.next_at is not None and destination.opens_at <= deck.next_at < destination.opens_at + UNANSWERED_WAIT_MS
+    assert (
+        deck.next_at is not None
+        and destination.paused_until <= deck.next_at < destination.paused_until + UNANSWERED_WAIT_MS
+    )
     assert deck.look(deck.next_at)[lane] == PROBES
 
 
-def test_lanes_that_wait_do_so_together() -> None:
-    """Each in its own rhythm, a thousand of them would need a look every few milliseconds."""
+def test_waits_of_lanes_end_at_the_same_time() -> None:
+    """If each had its own rhythm, a thousand of them would need a look every few milliseconds."""
     deck = Deck()
     for n in range(300):
         deck.broken(f"x-{n}", at=NOW + n)
@@ -442,7 +457,7 @@ def test_lanes_that_wait_do_so_together() -> None:
     assert looks <= 3 * 1_000 / UNANSWERED_WAIT_MS + 1
 
 
-def test_many_lanes_wait_longer() -> None:
+def test_waits_grow_with_the_number_of_lanes() -> None:
     deck = Deck()
     for n in range(2 * LANES_PER_WAIT):
         deck.learn("default", f"new-{n}")
@@ -451,7 +466,7 @@ def test_many_lanes_wait_longer() -> None:
     assert min(waits) > SHORT_WAIT_MS
 
 
-def test_nothing_is_asked_for_twice() -> None:
+def test_no_lane_is_requested_twice() -> None:
     deck = Deck()
     deck.proven(*(f"host-{n}" for n in range(10)))
     for n in range(100):
@@ -461,7 +476,7 @@ def test_nothing_is_asked_for_twice() -> None:
     assert all(portion.most > 0 and portion.share > 0 for portion in deck.asked)
 
 
-def test_what_a_look_gives_to_one_new_destination_counts_for_the_next() -> None:
+def test_the_budget_of_new_destinations_is_shared_within_a_look() -> None:
     deck = Deck(in_flight_max=64)
     for host in ("first", "second"):
         deck.learn("new", host)

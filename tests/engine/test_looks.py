@@ -1,4 +1,4 @@
-"""When an engine looks, and what it tells the others: nudges and hints between instances, in virtual time."""
+"""When an engine polls, and which hints it sends to other instances, in virtual time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ OURS, OTHER = b"1" * 16, b"2" * 16
 
 
 class Told(Scene):
-    """One engine that looks every ten seconds unless it is told to, and keeps what it tells others."""
+    """One engine that polls every ten seconds unless nudged, and records its hints."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"look_interval_ms": 10_000, **options})
         self.engine.ownership.owner_id = OURS
         self.hints: list[Hint] = []
-        self.store.hint = self.hints.append  # type: ignore[method-assign]
+        self.store.hint = self.hints.append  # type: ignore[method-assign, assignment]
 
     async def share(self) -> None:
         """Another instance has some of the shards."""
@@ -62,7 +62,7 @@ async def test_each_timer_of_a_batch_fires_at_its_time() -> None:
 
 @on_virtual_time
 @pytest.mark.parametrize(("first_ms", "then_ms"), [(50_000, 2_000), (2_000, 50_000)])
-async def test_a_timer_that_was_moved_fires_at_its_new_time(first_ms: int, then_ms: int) -> None:
+async def test_a_moved_timer_fires_at_its_new_time(first_ms: int, then_ms: int) -> None:
     scene = Told(look_interval_ms=60_000)
     await scene.start()
     await scene.create("a", in_ms=first_ms)
@@ -87,23 +87,23 @@ async def test_a_retry_fires_at_its_time_without_a_regular_look() -> None:
 
 
 @on_virtual_time
-async def test_a_clock_that_is_set_back_does_not_put_off_the_next_look() -> None:
+async def test_setting_the_clock_back_does_not_delay_the_next_look() -> None:
     clock = Machine()
     alarm = Alarm(clock, interval_ms=1_000)
     alarm.reset()
     clock.skew_ms -= HOUR_MS
     async with asyncio.timeout(1.01):
-        await alarm.ring()
+        await alarm.wait()
     alarm.reset()
     alarm.nudge(clock.now() + 300)
-    alarm.nudge(clock.now() + 600)  # The earliest counts.
+    alarm.nudge(clock.now() + 600)  # The earliest one wins.
     started = clock.monotonic()
-    await alarm.ring()
+    await alarm.wait()
     assert clock.monotonic() - started == pytest.approx(0.3, abs=0.002)
 
 
 @on_virtual_time
-async def test_lateness_is_that_of_the_attempt_and_not_of_its_begin() -> None:
+async def test_lateness_is_measured_when_the_attempt_is_sent() -> None:
     scene = Told()
     await scene.start()
     await scene.create("on time", in_ms=500)
@@ -118,7 +118,7 @@ async def test_lateness_is_that_of_the_attempt_and_not_of_its_begin() -> None:
 
 
 @on_virtual_time
-async def test_a_sole_instance_tells_nobody_of_its_timers() -> None:
+async def test_a_single_instance_sends_no_hints() -> None:
     scene = Told()
     await scene.start()
     scene.hints.clear()
@@ -128,7 +128,7 @@ async def test_a_sole_instance_tells_nobody_of_its_timers() -> None:
 
 
 @on_virtual_time
-async def test_others_are_told_of_timers_that_fall_due_before_they_look_anyway() -> None:
+async def test_hints_are_sent_for_timers_due_before_the_next_regular_look() -> None:
     scene = Told()
     await scene.start()
     await scene.share()
@@ -156,7 +156,7 @@ async def test_a_hint_of_another_instance_brings_the_look_forward() -> None:
 
 
 @on_virtual_time
-async def test_a_hint_that_shards_are_free_has_them_taken_at_once() -> None:
+async def test_a_hint_about_free_shards_makes_an_instance_claim_them_at_once() -> None:
     scene = Told(lease_ms=30_000)
     await scene.start()
     await scene.share()
@@ -171,7 +171,7 @@ async def test_a_hint_that_shards_are_free_has_them_taken_at_once() -> None:
 
 
 @on_virtual_time
-async def test_an_instance_that_leaves_tells_the_others() -> None:
+async def test_an_instance_that_leaves_sends_a_hint() -> None:
     scene = Told()
     await scene.start()
     scene.hints.clear()
@@ -180,11 +180,11 @@ async def test_an_instance_that_leaves_tells_the_others() -> None:
 
 
 @on_virtual_time
-async def test_a_drain_sends_nothing_that_has_not_left_and_spends_nothing() -> None:
-    """What waits behind the window goes back to the store, and so does what a look brings after the drain."""
+async def test_a_drain_puts_back_unsent_timers_without_using_up_retries() -> None:
+    """Queued timers go back to the store, and so do timers that a look begins during the drain."""
     scene = Told(per_destination_max=2)
     await scene.start()
-    for n in range(30):  # They are answered at once, so that it has a queue.
+    for n in range(30):  # Fast responses, so that the destination gets a queue.
         await scene.create(f"quick-{n}")
     await asyncio.sleep(0.9)
     scene.deliverer.seconds = lambda timer: 2.0
@@ -215,8 +215,8 @@ async def test_a_drain_sends_nothing_that_has_not_left_and_spends_nothing() -> N
 
 @on_virtual_time
 @pytest.mark.parametrize(("left_ms", "leaves"), [(5_000, True), (4_999, False)])
-async def test_an_attempt_leaves_only_if_it_can_be_answered_by_its_deadline(left_ms: int, leaves: bool) -> None:
-    """After that somebody else may make the same attempt."""
+async def test_an_attempt_is_sent_only_if_its_timeout_ends_before_its_deadline(left_ms: int, leaves: bool) -> None:
+    """After the deadline, another instance may make the same attempt."""
     scene = Told(look_interval_ms=60_000)
     await scene.start()
     await scene.create("a", in_ms=30_000, timeout_ms=5_000)
@@ -239,7 +239,7 @@ async def test_an_attempt_leaves_only_if_it_can_be_answered_by_its_deadline(left
 
 @on_virtual_time
 @pytest.mark.parametrize(("cause", "lost"), [(Unsent.BROKER, 0), (Unsent.DESCRIPTORS, 2)])
-async def test_only_a_broker_that_is_away_makes_up_for_lost_attempts(cause: Unsent, lost: int) -> None:
+async def test_only_deferrals_for_the_broker_reset_lost_attempts(cause: Unsent, lost: int) -> None:
     scene = Told()
     scene.deliverer.answers = lambda timer: Outcome(kind=OutcomeKind.UNSENT, cause=cause, error="none")
     await scene.start()
@@ -254,7 +254,7 @@ async def test_only_a_broker_that_is_away_makes_up_for_lost_attempts(cause: Unse
 
 
 @on_virtual_time
-async def test_shards_that_the_store_says_are_not_ours_are_given_up_at_once() -> None:
+async def test_shards_refused_by_the_store_are_dropped_at_once() -> None:
     scene = Told(lease_ms=60_000)
     await scene.start()
     for shard in scene.store._shards[:3]:  # as after a failover that lost the latest writes
@@ -266,7 +266,7 @@ async def test_shards_that_the_store_says_are_not_ours_are_given_up_at_once() ->
 
 
 @on_virtual_time
-async def test_a_shard_does_not_move_while_its_attempts_are_under_way() -> None:
+async def test_a_shard_does_not_move_while_it_has_attempts_in_flight() -> None:
     scene = Told(look_interval_ms=500)
     scene.deliverer.seconds = lambda timer: 4.0
     await scene.start()
@@ -288,13 +288,13 @@ async def test_a_shard_does_not_move_while_its_attempts_are_under_way() -> None:
 
 @on_virtual_time
 @pytest.mark.parametrize(("dropped", "times"), [(PURGE_BATCH, 60), (PURGE_BATCH - 1, 2), (0, 2)])
-async def test_old_timers_are_dropped_at_once_while_there_are_many(dropped: int, times: int) -> None:
+async def test_purging_continues_without_a_long_pause_while_there_are_many_old_timers(dropped: int, times: int) -> None:
     scene = Told()
     asked: list[int] = []
 
     async def purge(*, retention_ms: int, limit: int) -> int:
         asked.append(limit)
-        await asyncio.sleep(0.5)  # It rests for as long as that.
+        await asyncio.sleep(0.5)  # The pause is just as long.
         return dropped
 
     scene.store.purge = purge  # type: ignore[method-assign]
@@ -316,7 +316,7 @@ class ByLane(Told):
         await super().start()
         for n in range(60):
             await self.create(f"hang-{n}", host=f"hang-{n % 20}", timeout_ms=4_000_000)
-        for n in range(40):  # It has shown that it answers.
+        for n in range(40):  # Make the destination proven.
             await self.create(f"well-{n}", host="well")
         await asyncio.sleep(5)
         assert self.engine.lanes.active
@@ -324,7 +324,7 @@ class ByLane(Told):
 
 
 @on_virtual_time
-async def test_all_lanes_of_a_batch_are_looked_at() -> None:
+async def test_all_lanes_of_a_batch_are_polled() -> None:
     scene = ByLane()
     await scene.start()
     await scene.service.create_many([scene.new(id, 0, host=f"new-{id}") for id in "abc"])
@@ -334,7 +334,7 @@ async def test_all_lanes_of_a_batch_are_looked_at() -> None:
 
 
 @on_virtual_time
-async def test_what_is_left_in_a_lane_fires_at_its_time() -> None:
+async def test_timers_left_in_a_lane_fire_at_their_times() -> None:
     scene = ByLane()
     await scene.start()
     nudge, scene.service._nudge = scene.service._nudge, lambda *timers: None
@@ -348,7 +348,7 @@ async def test_what_is_left_in_a_lane_fires_at_its_time() -> None:
 
 
 @on_virtual_time
-async def test_a_hint_has_lanes_looked_for_that_nobody_knows() -> None:
+async def test_a_hint_triggers_a_survey_for_unknown_lanes() -> None:
     scene = ByLane()
     await scene.start()
     scene.service._nudge = lambda *timers: None
@@ -364,7 +364,7 @@ async def test_a_hint_has_lanes_looked_for_that_nobody_knows() -> None:
 
 
 @on_virtual_time
-async def test_the_timers_of_a_shard_that_was_taken_over_are_looked_for_at_once() -> None:
+async def test_timers_of_a_claimed_shard_are_polled_at_once() -> None:
     scene = Told(look_interval_ms=60_000, lease_ms=3_000)
     await scene.start()
     await scene.share()
@@ -382,7 +382,7 @@ async def test_the_timers_of_a_shard_that_was_taken_over_are_looked_for_at_once(
 
 @on_virtual_time
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreIndeterminate("lost")])
-async def test_a_look_that_failed_is_made_again_soon(error: StoreError) -> None:
+async def test_a_failed_look_is_retried_soon(error: StoreError) -> None:
     scene = Told(look_interval_ms=60_000)
     begin, fails = scene.store.begin, True
 

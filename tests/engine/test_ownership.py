@@ -1,10 +1,10 @@
-"""Which shards an instance acts for, and until when: ownership on the memory store and virtual time, step by step."""
+"""Ownership of shards on the memory store in virtual time, step by step."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -13,22 +13,26 @@ from duetime.engine.engine import Engine, EngineOptions
 from duetime.engine.ownership import MOVE_WAIT_MS, MOVES_PER_ROUND_MAX, Ownership
 from duetime.errors import StoreError, StoreIndeterminate, StoreUnavailable
 from duetime.model import Definition, HttpTarget, Outcome, OutcomeKind, Status, Target, Timer
+from duetime.namespaces import Namespaces
 from duetime.service import NewTimer, Service
-from duetime.store import UNNAMED, About, Begun, Standing
+from duetime.store import UNNAMED, About, Begun, Renewal
 from duetime.stores.memory import MemoryStore
 from duetime.telemetry import Telemetry
+from tests.clocks import all_at
 from tests.engine.test_isolation import on_virtual_time
 from tests.simulation.world import EPOCH_MS, Machine
 
+T = TypeVar("T")
+
 LEASE_MS = 10_000
 TRUST_SECONDS = 8.0
-"""For how long a lease is trusted, counted from before its renewal was sent."""
+"""How long a lease is trusted, from before its renewal was sent."""
 SHARDS = 8
 FIRST, SECOND = b"1" * 16, b"2" * 16
 
 
 class SlowStore(MemoryStore):
-    """Each verb takes its time, before and after the store does its work, or fails."""
+    """Each verb can be slow, before or after the write, or fail."""
 
     def __init__(self, clock: Machine, shards: int = SHARDS) -> None:
         super().__init__(clock, shards=shards)
@@ -36,8 +40,9 @@ class SlowStore(MemoryStore):
         self.after: dict[str, float] = {}
         self.fails: dict[str, StoreError] = {}
         self.claims: list[set[int]] = []
+        self.failovers = 0
 
-    async def _take(self, verb: str, ask: Callable[[], Any]) -> Any:
+    async def _take(self, verb: str, ask: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(self.before.get(verb, 0))
         if verb in self.fails:
             raise self.fails[verb]
@@ -45,9 +50,10 @@ class SlowStore(MemoryStore):
         await asyncio.sleep(self.after.get(verb, 0))
         return answer
 
-    async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Standing:
+    async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Renewal:
         renew = super().renew
-        return await self._take("renew", lambda: renew(owner_id, lease_ms, about))
+        renewal = await self._take("renew", lambda: renew(owner_id, lease_ms, about))
+        return msgspec.structs.replace(renewal, failovers=self.failovers)
 
     async def claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int) -> dict[int, int]:
         claim = super().claim
@@ -73,13 +79,13 @@ class World:
         )
 
     async def start(self) -> None:
-        """Two rounds: the first one sees that the clock is right."""
+        """Two rounds: the first one finds that the clock is right."""
         await self.ours.run_once()
         assert set(self.ours.held()) == set(range(self.store.shards))
 
     def begun(self, shard: int, version: int) -> Timer:
         definition = Definition(target=HttpTarget(url="http://a/"))
-        timer = Timer("default", "a", shard, definition, EPOCH_MS, EPOCH_MS, EPOCH_MS, EPOCH_MS, 1, 1)
+        timer = Timer("default", "a", shard, definition, *all_at(EPOCH_MS), 1, 1)
         return msgspec.structs.replace(timer, status=Status.EXECUTING, version=version)
 
 
@@ -88,9 +94,7 @@ class World:
 
 @on_virtual_time
 @pytest.mark.parametrize(("before", "after"), [(0.0, 0.0), (0.0, 1.5), (1.5, 0.0), (0.5, 1.0)])
-async def test_a_lease_is_trusted_from_before_its_renewal_was_sent_and_less_a_margin(
-    before: float, after: float
-) -> None:
+async def test_a_lease_is_trusted_from_before_the_renewal_was_sent_minus_a_margin(before: float, after: float) -> None:
     world = World()
     await world.start()
     await asyncio.sleep(1)
@@ -102,12 +106,12 @@ async def test_a_lease_is_trusted_from_before_its_renewal_was_sent_and_less_a_ma
     assert len(world.ours.held()) == SHARDS and world.ours.trusts(timer)
     await asyncio.sleep(0.001)
     assert world.ours.held() == {} and not world.ours.trusts(timer)
-    # It is still what the store said last.
+    # It is still in the last copy from the store.
     assert world.ours.shards() == frozenset(range(SHARDS))
 
 
 @on_virtual_time
-async def test_who_has_left_owns_nothing_any_more() -> None:
+async def test_an_instance_that_has_left_owns_nothing() -> None:
     world = World()
     await world.start()
     owned = [f"duetime_owned_shards {count}" for count in (float(SHARDS), 0.0)]
@@ -118,9 +122,9 @@ async def test_who_has_left_owns_nothing_any_more() -> None:
 
 
 @on_virtual_time
-async def test_trust_ends_before_the_lease_of_the_store_does() -> None:
+async def test_trust_ends_before_the_lease_in_the_store() -> None:
     world = World()
-    world.store.before["renew"] = 1.0  # The lease starts when the store does its work.
+    world.store.before["renew"] = 1.0  # In the store, the lease starts with the write.
     await world.start()
     await asyncio.sleep(TRUST_SECONDS)
     assert not world.ours.held()
@@ -129,7 +133,7 @@ async def test_trust_ends_before_the_lease_of_the_store_does() -> None:
 
 
 @on_virtual_time
-async def test_a_renewal_that_fails_does_not_prolong_trust() -> None:
+async def test_a_failed_renewal_does_not_prolong_trust() -> None:
     world = World()
     await world.start()
     await asyncio.sleep(5)
@@ -145,7 +149,7 @@ async def test_a_renewal_that_fails_does_not_prolong_trust() -> None:
 
 
 @on_virtual_time
-async def test_an_attempt_may_leave_only_under_the_version_that_began_it() -> None:
+async def test_an_attempt_is_sent_only_under_the_version_that_began_it() -> None:
     world = World()
     await world.start()
     version = world.ours.held()[3]
@@ -157,18 +161,18 @@ async def test_an_attempt_may_leave_only_under_the_version_that_began_it() -> No
     assert 3 not in world.ours.held() and len(world.ours.held()) == SHARDS - 1
 
 
-# Writes that went missing.
+# Writes with unknown results.
 
 
 @on_virtual_time
-async def test_a_shard_whose_write_went_missing_is_acted_for_only_under_a_new_version() -> None:
+async def test_after_an_indeterminate_write_a_shard_needs_a_new_version() -> None:
     world = World()
     await world.start()
     before = world.ours.held()
     world.ours.distrust([2, 5])
     assert set(world.ours.held()) == set(range(SHARDS)) - {2, 5}
     assert not world.ours.trusts(world.begun(2, before[2]))
-    # The store still says that they are ours, under the old version.
+    # In the store they are still ours, under the old version.
     world.store.after["renew"] = 1.0
     world.store.before["claim"] = 1.0
     round_ = asyncio.create_task(world.ours.run_once())
@@ -182,7 +186,7 @@ async def test_a_shard_whose_write_went_missing_is_acted_for_only_under_a_new_ve
 
 
 @on_virtual_time
-async def test_a_shard_stays_suspect_until_it_was_claimed() -> None:
+async def test_a_shard_stays_suspect_until_it_is_claimed() -> None:
     world = World()
     await world.start()
     before = world.ours.held()
@@ -201,7 +205,26 @@ async def test_a_shard_stays_suspect_until_it_was_claimed() -> None:
 
 
 @on_virtual_time
-async def test_a_write_that_goes_missing_during_a_renewal_is_not_forgotten_with_it() -> None:
+async def test_shard_that_another_instance_claimed_is_no_longer_suspect() -> None:
+    world = World()
+    await world.start()
+    world.ours.distrust([2])
+    world.store.fails["claim"] = StoreUnavailable("away")
+    with pytest.raises(StoreUnavailable):
+        await world.ours.run_once()
+    world.store.fails.clear()
+    await world.store.release(world.ours.owner_id, [2])
+    await world.store.claim(b"another instance", [2], 60_000)
+    claims = len(world.store.claims)
+    for _ in range(3):
+        await world.ours.run_once()
+        assert 2 not in world.ours.held()
+    assert len(world.store.claims) == claims
+    assert world.ours._next_wait_ms > MOVE_WAIT_MS
+
+
+@on_virtual_time
+async def test_an_indeterminate_write_during_a_renewal_is_not_forgotten() -> None:
     world = World()
     await world.start()
     before = world.ours.held()
@@ -214,7 +237,7 @@ async def test_a_write_that_goes_missing_during_a_renewal_is_not_forgotten_with_
 
 
 @on_virtual_time
-async def test_a_write_that_goes_missing_during_a_claim_is_not_forgotten_with_it() -> None:
+async def test_an_indeterminate_write_during_a_claim_is_not_forgotten() -> None:
     world = World()
     await world.start()
     before = world.ours.held()
@@ -230,7 +253,27 @@ async def test_a_write_that_goes_missing_during_a_claim_is_not_forgotten_with_it
 
 
 @on_virtual_time
-async def test_a_missing_write_brings_the_next_renewal_forward() -> None:
+async def test_after_a_failover_every_shard_is_claimed_again() -> None:
+    world = World()
+    await world.start()
+    before = world.ours.held()
+    world.store.failovers = 1
+    world.store.fails["claim"] = StoreUnavailable("not yet")
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await world.ours.run_once()
+        assert not world.ours.held()
+    world.store.fails.clear()
+    await world.ours.run_once()
+    after = world.ours.held()
+    assert after.keys() == before.keys() and all(after[shard] > before[shard] for shard in before)
+    claims = len(world.store.claims)
+    await world.ours.run_once()
+    assert world.ours.held() == after and len(world.store.claims) == claims  # Once is enough.
+
+
+@on_virtual_time
+async def test_an_indeterminate_write_brings_the_next_renewal_forward() -> None:
     world = World()
     running = asyncio.create_task(world.ours.run())
     await asyncio.sleep(1)
@@ -245,7 +288,7 @@ async def test_a_missing_write_brings_the_next_renewal_forward() -> None:
 
 
 @on_virtual_time
-async def test_a_shard_that_is_to_move_is_begun_no_more_and_released_when_its_attempts_are_done() -> None:
+async def test_a_leaving_shard_begins_nothing_and_is_released_when_its_attempts_are_done() -> None:
     world = World()
     await world.start()
     versions = world.ours.held()
@@ -271,7 +314,7 @@ async def test_a_shard_that_is_to_move_is_begun_no_more_and_released_when_its_at
 
 
 @on_virtual_time
-async def test_a_shard_that_is_to_stay_after_all_is_begun_again() -> None:
+async def test_a_shard_that_no_longer_has_to_move_begins_timers_again() -> None:
     world = World()
     await world.start()
     world.busy = set(range(SHARDS))
@@ -299,7 +342,7 @@ async def test_few_shards_move_at_a_time() -> None:
 
 
 @on_virtual_time
-async def test_a_dead_owner_is_replaced_when_its_lease_is_over_and_not_before() -> None:
+async def test_a_dead_owner_is_replaced_only_after_its_lease() -> None:
     world = World()
     theirs = world.new(SECOND)
     await theirs.run_once()
@@ -313,9 +356,9 @@ async def test_a_dead_owner_is_replaced_when_its_lease_is_over_and_not_before() 
 
 
 @on_virtual_time
-async def test_a_shard_counts_as_unowned_after_two_renewals_and_one_instance_tells() -> None:
+async def test_a_shard_is_unowned_after_two_renewals_and_one_instance_reports_it() -> None:
     world = World()
-    await world.store.renew(SECOND, 1_000_000, About(serving=True))  # It lives, and claims nothing.
+    await world.store.renew(SECOND, 1_000_000, About(serving=True))  # It is alive but claims nothing.
     await world.ours.run_once()
     missing = set(range(SHARDS)) - world.ours.held().keys()
     assert missing and world.ours.unowned() == frozenset()
@@ -329,7 +372,7 @@ async def test_a_shard_counts_as_unowned_after_two_renewals_and_one_instance_tel
 @on_virtual_time
 @pytest.mark.parametrize(("skew_ms", "serves"), [(LEASE_MS // 4, True), (LEASE_MS // 4 + 1, False)])
 @pytest.mark.parametrize("sign", [1, -1])
-async def test_an_instance_serves_up_to_a_quarter_of_the_lease_off_the_store(
+async def test_an_instance_serves_with_a_clock_offset_up_to_a_quarter_of_the_lease(
     skew_ms: int, serves: bool, sign: int
 ) -> None:
     world = World()
@@ -341,7 +384,7 @@ async def test_an_instance_serves_up_to_a_quarter_of_the_lease_off_the_store(
 
 @on_virtual_time
 @pytest.mark.parametrize(("before", "after"), [(2.9, 0.0), (0.0, 2.9), (1.5, 1.4)])
-async def test_a_slow_answer_says_nothing_about_the_clock(before: float, after: float) -> None:
+async def test_a_slow_response_does_not_count_as_a_clock_offset(before: float, after: float) -> None:
     world = World()
     await world.start()
     world.store.before["renew"], world.store.after["renew"] = before, after
@@ -353,22 +396,22 @@ async def test_a_slow_answer_says_nothing_about_the_clock(before: float, after: 
 
 
 class Rows:
-    """A store that goes on with what it was asked for, whether or not somebody waits for the answer."""
+    """A store that completes each request even if its caller is gone."""
 
     def __init__(self, store: MemoryStore, seconds: float) -> None:
-        self.renewals: set[asyncio.Task[Standing]] = set()
+        self.renewals: set[asyncio.Task[Renewal]] = set()
         renew = store.renew
 
-        async def late(*arguments: Any) -> Standing:
+        async def late(*arguments: Any) -> Renewal:
             await asyncio.sleep(seconds)
             return await renew(*arguments)
 
-        async def asked(*arguments: Any) -> Standing:
+        async def asked(*arguments: Any) -> Renewal:
             task = asyncio.create_task(late(*arguments))
             self.renewals.add(task)
             return await asyncio.shield(task)
 
-        store.renew = asked  # type: ignore[method-assign]
+        store.renew = asked  # type: ignore[method-assign, assignment]
 
     async def done(self) -> None:
         await asyncio.gather(*self.renewals)
@@ -387,7 +430,7 @@ class Nobody:
 
 @on_virtual_time
 @pytest.mark.parametrize("drained_after", [1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
-async def test_a_renewal_under_way_does_not_bring_back_an_instance_that_has_left(drained_after: float) -> None:
+async def test_a_concurrent_renewal_does_not_bring_back_an_instance_that_has_left(drained_after: float) -> None:
     clock = Machine()
     store = MemoryStore(clock, shards=SHARDS)
     rows = Rows(store, 0.3)
@@ -407,34 +450,35 @@ async def test_a_renewal_under_way_does_not_bring_back_an_instance_that_has_left
 
 
 @on_virtual_time
-async def test_a_store_that_hangs_does_not_keep_an_instance_from_stopping() -> None:
+async def test_a_hanging_store_does_not_prevent_an_instance_from_stopping() -> None:
     clock = Machine()
     store = MemoryStore(clock, shards=SHARDS)
     engine = Engine(store, {HttpTarget: Nobody()}, clock, Telemetry(), EngineOptions(lease_ms=3_000))
     running = asyncio.create_task(engine.run())
     await asyncio.sleep(0.5)
 
-    async def hang(*arguments: Any) -> Standing:
+    async def hang(*arguments: Any) -> Renewal:
         await asyncio.Event().wait()
         raise AssertionError
 
-    store.renew = hang  # type: ignore[method-assign]
+    store.renew = hang  # type: ignore[method-assign, assignment]
     await asyncio.sleep(2)
     engine.drain()
     async with asyncio.timeout(3.5):
         await running
 
 
-# A begin of unknown fate.
+# A begin with an unknown result.
 
 
 @on_virtual_time
-async def test_after_a_begin_of_unknown_fate_its_shards_are_not_begun_until_they_were_claimed_anew() -> None:
+async def test_after_an_indeterminate_begin_shards_are_not_begun_until_claimed_again() -> None:
     clock = Machine()
     store = SlowStore(clock)
     engine = Engine(store, {HttpTarget: Nobody()}, clock, Telemetry(), EngineOptions(lease_ms=LEASE_MS))
-    service = Service(store, {HttpTarget: Nobody()}, clock, engine.nudge)
-    await service.start()
+    namespaces = Namespaces(store, clock, engine.nudge)
+    service = Service(store, namespaces, {HttpTarget: Nobody()}, clock, engine.nudge)
+    await namespaces.start()
     begin, asked, lose = store.begin, [], True
 
     async def watched(owner_id: bytes, held: dict[int, int], *arguments: Any, **limits: Any) -> Begun:
@@ -446,7 +490,7 @@ async def test_after_a_begin_of_unknown_fate_its_shards_are_not_begun_until_they
             raise StoreIndeterminate("the answer was lost")
         return begun
 
-    store.begin = watched  # type: ignore[method-assign]
+    store.begin = watched  # type: ignore[method-assign, assignment]
     running = asyncio.create_task(engine.run())
     await asyncio.sleep(1)
     store.before["claim"] = store.after["claim"] = 0.4
@@ -456,7 +500,7 @@ async def test_after_a_begin_of_unknown_fate_its_shards_are_not_begun_until_they
     _, held = asked[-1]
     looks = len(asked)
     await asyncio.sleep(0.6)
-    assert not lose and len(asked) == looks  # All its shards are suspect, so there is nothing to look at.
+    assert not lose and len(asked) == looks  # All shards are suspect, so there is nothing to poll.
     await asyncio.sleep(2)
     assert len(asked) > looks
     for _, later in asked[looks:]:

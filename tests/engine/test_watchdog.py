@@ -1,4 +1,4 @@
-"""The watchdog on the memory store and virtual time: each reason comes from what its name says."""
+"""The watchdog on the memory store in virtual time: each cause is reported as the right reason."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from duetime.engine.engine import Engine
-from duetime.engine.watchdog import SAMPLE_SECONDS, STOPPED_MS, STUCK_MS, Reason
+from duetime.engine.watchdog import SAMPLE_SECONDS, STOPPED_MS, STUCK_MS
 from duetime.errors import StoreUnavailable
 from duetime.model import HttpTarget, Status
+from duetime.overdue import Reason
 from duetime.store import About
 from duetime.telemetry import Telemetry
 from tests.engine.test_engine import Scene, on_virtual_time
@@ -25,7 +26,7 @@ FAR_AWAY_SECONDS = 10_000.0
 
 @asynccontextmanager
 async def watched(scene: Scene) -> AsyncIterator[Callable[[], dict[Reason, int]]]:
-    """Run the engine and its watchdog; what is overdue, by reason."""
+    """Run the engine and its watchdog; yields a function for the overdue counts by reason."""
     await scene.start()
     watching = asyncio.create_task(scene.engine.watchdog.run())
 
@@ -43,11 +44,11 @@ async def sampled(samples: int = 2) -> None:
 
 
 async def pause(scene: Scene, paused: bool = True) -> None:
-    await scene.service.change_namespace("default", lambda n: msgspec.structs.replace(n, paused=paused))
+    await scene.namespaces.change("default", lambda n: msgspec.structs.replace(n, paused=paused))
 
 
 def block(part: Any, name: str) -> asyncio.Event:
-    """Have a method of the engine or the store wait for the event that is returned."""
+    """Make a method of the engine or the store wait for the returned event."""
     method, go = getattr(part, name), asyncio.Event()
 
     async def blocked(*arguments: Any, **more: Any) -> Any:
@@ -59,7 +60,7 @@ def block(part: Any, name: str) -> asyncio.Event:
 
 
 def breaks(part: Any, name: str, error: Exception) -> Callable[[], None]:
-    """Have a method raise this; what is returned mends it."""
+    """Make a method raise this error; returns a function that undoes it."""
     method = getattr(part, name)
 
     async def broken(*arguments: Any, **more: Any) -> Any:
@@ -83,7 +84,7 @@ def slow_begins(scene: Scene, seconds: float) -> None:
 
 
 @on_virtual_time
-async def test_nothing_is_overdue() -> None:
+async def test_timers_that_begin_on_time_are_not_overdue() -> None:
     scene = Scene()
     async with watched(scene) as overdue:
         for n in range(50):
@@ -93,7 +94,7 @@ async def test_nothing_is_overdue() -> None:
 
 
 @on_virtual_time
-async def test_a_paused_namespace() -> None:
+async def test_paused_namespace_is_the_reason_and_no_problem() -> None:
     scene = Scene()
     async with watched(scene) as overdue:
         await pause(scene)
@@ -108,7 +109,7 @@ async def test_a_paused_namespace() -> None:
 
 
 @on_virtual_time
-async def test_what_was_found_is_in_the_heartbeat_and_in_the_metrics() -> None:
+async def test_overdue_counts_are_in_the_heartbeat_and_in_the_metrics() -> None:
     scene = Scene()
     async with watched(scene):
         await pause(scene)
@@ -122,7 +123,7 @@ async def test_what_was_found_is_in_the_heartbeat_and_in_the_metrics() -> None:
 
 
 @pytest.mark.parametrize("destinations", [1, 100])
-def test_destinations_that_hang(destinations: int) -> None:
+def test_hanging_destinations_are_the_reason_and_no_problem(destinations: int) -> None:
     async def scene_of() -> None:
         scene = Scene(in_flight_max=400)
         scene.deliverer.seconds = lambda timer: FAR_AWAY_SECONDS
@@ -138,8 +139,8 @@ def test_destinations_that_hang(destinations: int) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(1.0, 5), (0.2, 8), (3.0, 256)])
-def test_a_destination_that_answers_slowly(seconds: float, most: int) -> None:
-    """It is never empty, so it is what the timers wait for, whenever one looks."""
+def test_slow_destination_is_the_reason(seconds: float, most: int) -> None:
+    """Its queue is never empty, so it is always the reason why timers wait."""
 
     async def scene_of() -> None:
         scene = Scene(per_destination_max=most)
@@ -158,7 +159,7 @@ def test_a_destination_that_answers_slowly(seconds: float, most: int) -> None:
 
 
 @on_virtual_time
-async def test_a_shard_that_nobody_owns_is_told_of_by_one_instance() -> None:
+async def test_a_shard_without_owner_is_reported_by_one_instance() -> None:
     scene = Scene()
     scene.engine.ownership.owner_id = b"\x01" * 16
     other = Engine(
@@ -167,7 +168,7 @@ async def test_a_shard_that_nobody_owns_is_told_of_by_one_instance() -> None:
     )
 
     async def idler() -> None:
-        """Lives, and claims nothing of what the others leave to it."""
+        """Stays alive but does not claim the shards that the others leave to it."""
         while True:
             await scene.store.renew(b"\x02" * 16, 3_000, About())
             await asyncio.sleep(1)
@@ -185,10 +186,10 @@ async def test_a_shard_that_nobody_owns_is_told_of_by_one_instance() -> None:
         assert not other.watchdog.overdue[Reason.NO_OWNER]
         assert scene.engine.watchdog.problem() is None
         await asyncio.sleep(STUCK_SECONDS)
-        assert "no instance owns" in str(scene.engine.watchdog.problem())
+        assert "in shards without an owner" in str(scene.engine.watchdog.problem())
         assert other.watchdog.problem() is None
 
-        # A pause is the reason whoever owns the shard.
+        # A pause is the reason no matter which instance owns the shard.
         await pause(scene)
         await sampled()
         assert overdue() == {Reason.PAUSED: waiting} and scene.engine.watchdog.problem() is None
@@ -204,7 +205,7 @@ async def test_a_shard_that_nobody_owns_is_told_of_by_one_instance() -> None:
 
 
 @on_virtual_time
-async def test_an_instance_whose_clock_is_off_leaves_telling_to_the_others() -> None:
+async def test_an_instance_with_a_wrong_clock_leaves_reporting_to_others() -> None:
     scene = Scene()
     scene.engine.ownership.owner_id = b"\x01" * 16
     async with watched(scene) as overdue:
@@ -224,7 +225,7 @@ async def test_an_instance_whose_clock_is_off_leaves_telling_to_the_others() -> 
 
 
 @on_virtual_time
-async def test_an_engine_that_stopped_looking() -> None:
+async def test_engine_that_stopped_polling_becomes_a_problem() -> None:
     scene = Scene()
     async with watched(scene) as overdue:
         await asyncio.sleep(600)
@@ -235,7 +236,7 @@ async def test_an_engine_that_stopped_looking() -> None:
         assert overdue() == {Reason.BEHIND: 1}
         assert scene.engine.watchdog.problem() is None  # not yet, though the last begin was long ago
         await asyncio.sleep(STUCK_SECONDS)
-        assert "begun none for 30 seconds" in str(scene.engine.watchdog.problem())
+        assert "started none for 30 seconds" in str(scene.engine.watchdog.problem())
         go.set()
         await sampled()
         assert overdue() == {} and scene.engine.watchdog.problem() is None
@@ -243,7 +244,7 @@ async def test_an_engine_that_stopped_looking() -> None:
 
 
 @on_virtual_time
-async def test_an_engine_that_stopped_looking_can_not_blame_a_destination() -> None:
+async def test_an_engine_that_stopped_polling_does_not_blame_a_destination() -> None:
     scene = Scene()
     scene.deliverer.seconds = lambda timer: FAR_AWAY_SECONDS
     async with watched(scene) as overdue:
@@ -261,7 +262,7 @@ async def test_an_engine_that_stopped_looking_can_not_blame_a_destination() -> N
 
 
 @on_virtual_time
-async def test_more_to_do_than_gets_done_is_no_reason_to_send_clients_away() -> None:
+async def test_an_overloaded_instance_stays_ready() -> None:
     scene = Scene(begin_max=50)
     slow_begins(scene, 0.5)
     async with watched(scene) as overdue:
@@ -274,7 +275,7 @@ async def test_more_to_do_than_gets_done_is_no_reason_to_send_clients_away() -> 
 
 
 @on_virtual_time
-async def test_a_store_that_is_slow() -> None:
+async def test_slow_store_is_the_reason_and_no_problem() -> None:
     scene = Scene(begin_max=10)
     slow_begins(scene, 1.5)
     async with watched(scene) as overdue:
@@ -286,7 +287,7 @@ async def test_a_store_that_is_slow() -> None:
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_a_store_that_begins_nothing(hangs: bool) -> None:
+def test_store_whose_begins_fail_becomes_a_problem(hangs: bool) -> None:
     async def scene_of() -> None:
         scene = Scene()
         async with watched(scene) as overdue:
@@ -299,7 +300,7 @@ def test_a_store_that_begins_nothing(hangs: bool) -> None:
             assert overdue() == {Reason.STORE: 1}
             assert scene.engine.watchdog.problem() is None
             await asyncio.sleep(STUCK_SECONDS)
-            assert "begun none" in str(scene.engine.watchdog.problem())
+            assert "started none" in str(scene.engine.watchdog.problem())
             mend()
             await sampled()
             assert overdue() == {} and scene.engine.watchdog.problem() is None
@@ -308,7 +309,7 @@ def test_a_store_that_begins_nothing(hangs: bool) -> None:
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_a_store_that_does_not_answer_the_watchdog(hangs: bool) -> None:
+def test_watchdog_survives_a_store_that_does_not_respond(hangs: bool) -> None:
     async def scene_of() -> None:
         scene = Scene()
         async with watched(scene) as overdue:
@@ -324,7 +325,7 @@ def test_a_store_that_does_not_answer_the_watchdog(hangs: bool) -> None:
             assert overdue() == ({Reason.PAUSED: 40} if hangs else {Reason.STORE: 40})
             assert scene.engine.watchdog.problem() is None
             await asyncio.sleep(STUCK_SECONDS)
-            assert "the store does not answer" in str(scene.engine.watchdog.problem())
+            assert "the store is slow or does not respond" in str(scene.engine.watchdog.problem())
             mend()
             await sampled()
             assert overdue() == {Reason.PAUSED: 40} and scene.engine.watchdog.problem() is None
@@ -333,7 +334,7 @@ def test_a_store_that_does_not_answer_the_watchdog(hangs: bool) -> None:
 
 
 @on_virtual_time
-async def test_a_store_that_is_gone_is_a_problem_even_if_nothing_was_overdue() -> None:
+async def test_an_unavailable_store_is_a_problem_even_if_nothing_was_overdue() -> None:
     scene = Scene()
     async with watched(scene) as overdue:
         mend = breaks(scene.store, "overdue", StoreUnavailable("gone"))
@@ -344,7 +345,7 @@ async def test_a_store_that_is_gone_is_a_problem_even_if_nothing_was_overdue() -
         assert overdue() == {}
 
 
-def test_an_error_of_its_own_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_does_not_stop_the_watchdog(caplog: pytest.LogCaptureFixture) -> None:
     async def scene_of() -> None:
         scene = Scene()
         async with watched(scene) as overdue:
@@ -359,10 +360,10 @@ def test_an_error_of_its_own_does_not_end_it(caplog: pytest.LogCaptureFixture) -
 
     with caplog.at_level(logging.ERROR):
         on_virtual_time(scene_of)()
-    assert "could not see what is overdue" in caplog.text
+    assert "could not count overdue timers" in caplog.text
 
 
-def test_the_log_tells_once_what_operators_have_to_mend(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_reports_once_what_operators_have_to_fix(caplog: pytest.LogCaptureFixture) -> None:
     async def scene_of() -> None:
         scene = Scene()
         async with watched(scene):
@@ -375,5 +376,5 @@ def test_the_log_tells_once_what_operators_have_to_mend(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         on_virtual_time(scene_of)()
     assert [r.getMessage() for r in caplog.records if "overdue" in r.getMessage()] == [
-        "1 timers are overdue: this instance does not keep up with them"
+        "timers are overdue because the instances do not keep up (1)"
     ]

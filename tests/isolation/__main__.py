@@ -1,4 +1,4 @@
-"""The command: runs scenarios and prints what the healthy client experienced."""
+"""The command: runs scenarios and prints the lateness that the healthy client experienced."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.isolation.world import Options, Result, Scenario, run
 from tests.postgres import Missing, Postgres
 
 DESCRIPTION = """\
-Measure whether trouble delays healthy timers. One service has a healthy client with 100 timers a second to a quick
-receiver. Their lateness is measured alone, and then beside the trouble. Everything runs on loopback and is ended in the
-end.
+Measure whether trouble delays healthy timers. A healthy client of a service has 100 timers per second to a quick
+receiver. Their lateness is measured alone, and then next to the trouble. Everything runs on loopback and is stopped at
+the end.
 
 scenarios (all, unless some are named), with their numbers of timers:
 {scenarios}
@@ -30,7 +30,7 @@ EPILOG = """\
 examples:
   python -m tests.isolation                             all scenarios on SQLite: about ten minutes
   python -m tests.isolation --store both                and on PostgreSQL
-  python -m tests.isolation --brief                     small sizes and short phases, as `make test`
+  python -m tests.isolation --brief                     small sizes and short phases, like `make test`
   python -m tests.isolation hang herd --scale 0.5       two scenarios with half as many timers
   PYTHONPATH=/old/src python -m tests.isolation hang    another version of the service
 
@@ -46,7 +46,7 @@ PROGRESS_SECONDS = 5.0
 
 
 class Progress:
-    """One line that changes on a terminal, and a line now and then elsewhere."""
+    """Show progress: one changing line on a terminal, otherwise a line from time to time."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -88,7 +88,7 @@ def _sizes(scenario: Scenario) -> str:
 
 
 def sizes_of(scenario: Scenario, *, brief: bool, scale: float) -> list[int]:
-    """The numbers of timers to run a scenario with: none if it has no brief form."""
+    """The numbers of timers to run a scenario with; none if it has no brief form."""
     sizes = [scenario.size_brief] if brief else scenario.sizes
     return [max(1, round(size * scale)) for size in sizes if size is not None]
 
@@ -98,7 +98,7 @@ def main() -> int:
     given = made.parse_args()
     for name in given.scenarios:
         if name not in SCENARIOS:
-            made.error(f"there is no scenario {name!r}: choose from {', '.join(SCENARIOS)}")
+            made.error(f"unknown scenario {name!r}: choose from {', '.join(SCENARIOS)}")
     if given.scale <= 0:
         made.error("--scale must be positive")
     signal.signal(signal.SIGTERM, _end)
@@ -127,7 +127,7 @@ def main() -> int:
 def _ran(
     scenario: Scenario, size: int, store: str, postgres: Postgres | None, given: argparse.Namespace
 ) -> list[Result]:
-    """The result, or none where this machine can't run the scenario."""
+    """The result, or None if this machine can't run the scenario."""
     print(f"{scenario.name}, {size:,} timers on {store}: {scenario.what}", flush=True)
     progress = Progress()
     options = Options(brief=given.brief, same_namespace=given.same_namespace, say=progress)
@@ -144,7 +144,7 @@ def _ran(
 
 
 def _end(*_: object) -> NoReturn:
-    """As Ctrl-C does: whatever was started is ended on the way out."""
+    """Raise KeyboardInterrupt on SIGTERM, so that all started processes are stopped."""
     raise KeyboardInterrupt
 
 

@@ -1,11 +1,10 @@
-"""A DNS server on loopback, and a view of the file system in which a process asks only this server.
+"""A DNS server on loopback, and a view of the file system in which a process uses only this server.
 
-The zone of a name decides the answer. A name in ``quick.test`` resolves to 127.0.0.1 at once. One in ``slow.test`` does
-so after ``slow_seconds``. One in ``silent.test`` gets no answer at all. ``quick-17.test`` and the like are zones of the
-same kind, so that names can share a parent domain or have their own. Every other name does not exist. There are no IPv6
-addresses.
+The zone of a name determines the response. A name in ``quick.test`` resolves to 127.0.0.1 at once, one in ``slow.test``
+after ``slow_seconds``, and one in ``silent.test`` gets no response. ``quick-17.test`` and so on are zones of the same
+kind, so that names can share a parent domain or have their own. No other name exists. There are no IPv6 addresses.
 
-It needs root on Linux: port 53, and a private mount namespace in which files of ours replace those of ``/etc``.
+It needs root on Linux: port 53, and a private mount namespace in which our files replace those of ``/etc``.
 ``Unsupported`` says what is missing.
 """
 
@@ -46,7 +45,7 @@ def host(kind: str, n: int, label: str = "") -> str:
 
 
 class Unsupported(Exception):
-    """This machine can't run a scenario; the text says why."""
+    """This machine can't run a scenario; the message says why."""
 
 
 class NameServer:
@@ -55,7 +54,7 @@ class NameServer:
             raise Unsupported("a DNS server of our own needs root, and unshare (Linux)")
         self.slow_seconds = 0.0
         self.queries: Counter[str] = Counter()
-        """How many queries came, by kind of zone."""
+        """The number of queries by kind of zone."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="dns", daemon=True)
         self._thread.start()
@@ -68,7 +67,7 @@ class NameServer:
             raise
 
     def command_prefix(self, directory: Path) -> list[str]:
-        """Put before a command, this makes the command resolve names here. It becomes the command: same process id."""
+        """A prefix that makes a command resolve names here. It execs the command, so the process id stays the same."""
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in _FILES.items():
             (directory / name).write_text(text.format(address=self.address))
@@ -94,7 +93,7 @@ class NameServer:
         self._thread.join(PATIENCE_SECONDS)
         self._loop.close()
 
-    # In the loop's thread.
+    # Called in the loop's thread.
 
     async def _listen(self) -> tuple[asyncio.DatagramTransport, str]:
         for _ in range(ADDRESS_ATTEMPTS_MAX):
@@ -137,7 +136,7 @@ class _Queries(asyncio.DatagramProtocol):
 
 
 def _question(query: bytes) -> tuple[list[bytes], int]:
-    """The labels of the name, and where the question ends."""
+    """The labels of the name, and the end position of the question."""
     labels, at = [], 12
     while length := query[at]:
         labels.append(query[at + 1 : at + 1 + length])

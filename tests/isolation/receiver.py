@@ -1,12 +1,12 @@
-"""A callback receiver in a process of its own: quick, slow, or silent, on any number of loopback addresses.
+"""A callback receiver in its own process: quick, slow, or silent, on any number of loopback addresses.
 
 The process reads its plan from the command line and prints its ports as one line of JSON. It then answers each command
-on stdin with one line of JSON, and ends when stdin is closed. It records when each request arrived, by the machine's
-wall clock, and the ``"due":<13 digits>`` that the request carries. A silent receiver accepts connections, reads the
-requests and never answers.
+on stdin with one line of JSON, and exits when stdin is closed. It records when each request arrived, by the machine's
+wall clock, and the request's ``"due":<13 digits>``. A silent receiver accepts connections and reads the requests, but
+never responds.
 
 It also runs a plain sleep loop and records how late each wake-up was. That is the noise of the machine: no service can
-be more punctual than that.
+be more punctual.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DUE = b'"due":'
 
 
 class ReceiverProcess:
-    """Starts the process and talks to it. ``delay_seconds`` is how long it takes to answer, None for never."""
+    """Starts the process and talks to it. ``delay_seconds`` is how long it takes to respond, None for never."""
 
     def __init__(self, hosts: Sequence[str] = ("127.0.0.1",), *, delay_seconds: float | None = 0.0) -> None:
         plan = json.dumps({"hosts": list(hosts), "delay_seconds": delay_seconds})
@@ -55,12 +55,12 @@ class ReceiverProcess:
         self._ask("reset")
 
     def count(self) -> int:
-        """How many requests have arrived."""
+        """The number of requests that have arrived."""
         count: int = self._ask("count")["count"]
         return count
 
     def arrivals(self) -> dict[int, float]:
-        """Due time in milliseconds → arrival of the first request that carried it."""
+        """Due time in milliseconds → arrival of the first request with it."""
         first: dict[int, float] = {}
         for due, at_ns in self._ask("arrivals")["arrivals"]:
             first.setdefault(due, at_ns / 1e6)
@@ -103,7 +103,7 @@ class ReceiverProcess:
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process and its children open as many files as the hard limit allows."""
+    """Raise the limit on open files of this process and its children to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -128,7 +128,7 @@ class _Log:
 
 
 class _Connection(asyncio.Protocol):
-    """Duetime sends the next request on a connection only after the answer to the one before."""
+    """Duetime sends the next request on a connection only after the response to the previous one."""
 
     def __init__(self, log: _Log, delay_seconds: float | None) -> None:
         self._log = log

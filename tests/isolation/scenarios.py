@@ -1,4 +1,5 @@
-"""The troubles: destinations that hang, refuse or dawdle, herds, names that do not resolve, and a lack of descriptors.
+"""The kinds of trouble: destinations that hang, refuse or are slow, bursts, names that do not resolve, and too few file
+descriptors.
 
 All of them stay on loopback. ``size`` is always the number of timers of the trouble.
 """
@@ -23,7 +24,7 @@ LOOKUP_SECONDS = 0.1
 DESCRIPTORS_MAX = 1024
 IDLE_CONNECTIONS = 1074
 CACHE_SECONDS = 6.0
-"""Longer than the service trusts the result of a lookup, which it also makes when a timer is created."""
+"""Longer than the service caches the result of a lookup, which it also makes when a timer is created."""
 _SINGLE = {"maxRetries": 0}
 
 

@@ -1,11 +1,11 @@
-"""One run of one scenario: a service, a healthy client, and the trouble beside it.
+"""One run of one scenario: a service, a healthy client, and the trouble next to it.
 
 The healthy client has a timer due every ten milliseconds, each with a single attempt. Its lateness is measured twice in
-the same service process: alone, and then beside the trouble. All timers of a phase are created before the phase begins,
-so that nothing but firing is measured.
+the same service process: alone, and then next to the trouble. All timers of a phase are created before it begins, so
+that only firing is measured.
 
-A run raises when the service does not start or answer; ``Unsupported`` when this machine can't run the scenario. It
-always ends the processes that it started.
+A run raises an error if the service does not start or respond, and ``Unsupported`` if this machine can't run the
+scenario. It always stops the processes that it has started.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ BATCHES_AT_ONCE = 4
 RATE = 100
 """Healthy timers per second."""
 BARS_RATIO, BARS_EXTRA_MS = 1.5, 100.0
-"""The healthy p99 beside the trouble may be this multiple of the p99 alone, and this much more."""
+"""The healthy p99 next to the trouble may be this multiple of the p99 alone, plus this much."""
 BARS_EXTRA_MS_BRIEF = 250.0
-"""A phase of five seconds has 500 healthy timers: a quarter of a second in which the machine stalls is in its p99."""
+"""A phase of five seconds has 500 healthy timers, so a stall of the machine for a quarter of a second affects their
+p99."""
 DEFERRED_RATIO = 2.0
-"""A timer of the trouble may be put back into the store this often per attempt made."""
+"""How often a timer of the trouble may be put back into the store, per attempt."""
 
 LEAD_SECONDS = 0.5
 LEADS = (2.0, 4.0, 8.0)
-"""The trouble falls due after this multiple of the time that its creation should take; longer if that was too short."""
+"""The trouble falls due after this multiple of its expected creation time; longer if that was too short."""
 POLL_SECONDS = 0.1
 HEALTHY, TROUBLE, WARM = "healthy", "trouble", "warm"
 
@@ -82,7 +83,7 @@ class Wave:
 
     count: int
     fields: Callable[[int], dict[str, Any]]
-    """The n-th timer, without its namespace and time."""
+    """The n-th timer, without namespace and time."""
     after_seconds: float = 0.0
     over_seconds: float = 0.0
 
@@ -105,11 +106,11 @@ class Scenario:
     """None if it has no brief form."""
     make: Callable[[World, int], Trouble]
     p99_ms_max: float | None = None
-    """In place of the bar that is relative to the p99 alone."""
+    """Used instead of the bar relative to the p99 alone."""
     completes: bool = False
     """Whether all timers of the trouble must complete as well."""
     dns: bool = False
-    """Whether it asks a DNS server of ours, and half of the healthy timers go to host names, each to a new one."""
+    """Whether it uses our DNS server, with half of the healthy timers going to host names, each to a new one."""
     open_files_max: int | None = None
     lead_seconds: float = 0.0
     """How much longer to wait between creation and due time."""
@@ -117,7 +118,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Lateness:
-    """Of the healthy timers in one phase. A missing timer counts with the time for which it was waited for."""
+    """Of the healthy timers in one phase. A missing timer counts with the time waited for it."""
 
     timers: int
     missing: int
@@ -125,7 +126,7 @@ class Lateness:
     p99_ms: float
     max_ms: float
     noise_p99_ms: float
-    """What a plain sleep loop had at the same time."""
+    """The lateness of a plain sleep loop at the same time."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Result:
     failed: int
     deferred: int
     attempts: int
-    """Made for the trouble while the healthy timers were measured beside it."""
+    """Attempts for the trouble while the healthy timers next to it were measured."""
     row_updates: int | None
     """PostgreSQL only: updates of the table of timers in that time."""
     trouble_completed: int
@@ -174,7 +175,7 @@ class Service(Duetime):
 
 
 class World:
-    """What a scenario may use: receivers, the DNS server, and ``enter`` for whatever must be closed afterwards."""
+    """What a scenario may use: receivers, the DNS server, and ``enter`` for anything that must be closed afterwards."""
 
     def __init__(self, scenario: Scenario, postgres: Postgres | None, options: Options) -> None:
         self.scenario = scenario
@@ -210,7 +211,7 @@ class World:
             assert made.status in (200, 201), made
 
     def enter(self, manager: AbstractContextManager[T]) -> T:
-        """Have it closed when the run is over."""
+        """Close it when the run is over."""
         return self._stack.enter_context(manager)
 
     def __enter__(self) -> World:
@@ -222,7 +223,8 @@ class World:
     # Creating.
 
     def creates_per_second(self) -> float:
-        """How fast this machine creates timers, measured with some that fall due much later. Warms the service up."""
+        """How fast this machine creates timers, measured with some that are due much later. Also warms up the
+        service."""
         began = time.monotonic()
         count = BATCH * BATCHES_AT_ONCE
         self.create(WARM, Wave(count, lambda n: {"callbackUrl": self.quick.url}), time.time() + 86_400)
@@ -232,7 +234,7 @@ class World:
         """The due times of the timers, in milliseconds. No two are the same."""
 
         def fields(n: int) -> dict[str, Any]:
-            # With DNS, half of them need a lookup, each for a name that nobody has asked for.
+            # With DNS, half of them need a lookup, each for a new name.
             named = self.scenario.dns and n % 2
             place = host("quick", n // 2, f"{phase}-") if named else "127.0.0.1"
             return {
@@ -273,7 +275,7 @@ class World:
     # Measuring.
 
     def counters(self) -> dict[str, int]:
-        """How often timers were put back, attempts made, and rows updated so far."""
+        """The numbers of put-backs, attempts and updated rows so far."""
         page = self.service.api("GET", "/metrics").body.decode()
         ended, sent = _metric(page, "duetime_attempts_total"), _metric(page, "duetime_lateness_seconds_count")
         # An attempt counts when it is sent: one that hangs has not ended yet.
@@ -306,7 +308,7 @@ class World:
         return count - self.counted(TROUBLE, status, HEALTHY) if self.options.same_namespace else count
 
     def lateness(self, due: list[int]) -> Lateness:
-        """Wait until each healthy timer has arrived or failed, or the patience is at an end."""
+        """Wait until each healthy timer has arrived or failed, or until a timeout."""
         noise = self.quick.noise_ms()
         deadline = time.monotonic() + self.options.patience_seconds
         while True:
@@ -328,7 +330,7 @@ class World:
         )
 
     def wait_for_trouble(self, size: int) -> None:
-        """Wait until the timers of the trouble are final, or the patience is at an end."""
+        """Wait until the timers of the trouble are final, or until a timeout."""
         deadline = time.monotonic() + self.options.patience_seconds
         while time.monotonic() < deadline:
             done = self.trouble_count("completed") + self.trouble_count("failed")
@@ -414,7 +416,7 @@ def _measured(world: World, size: int, lead: float) -> Result:
 
 
 def missed_bars(scenario: Scenario, result: Result) -> list[str]:
-    """What the scenario promises and the result does not keep, one sentence each."""
+    """The broken promises of the scenario, one sentence each."""
     missed = []
     if result.beside.p99_ms > result.p99_bar_ms:
         missed.append(f"healthy p99 is {result.beside.p99_ms:,.0f} ms, not within {result.p99_bar_ms:,.0f} ms")

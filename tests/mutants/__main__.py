@@ -1,4 +1,4 @@
-"""The command: mutates modules, runs their tests, and says what survived."""
+"""The command: mutates modules, runs their tests, and reports the survivors."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.mutants.running import Broken, Copy, Mutant, Verdict
 from tests.mutants.table import STAGES, path_of
 
 DESCRIPTION = """\
-Change one thing in the code at a time and see whether a test fails. Runs on copies of the tree in a temporary folder.
-A run that was interrupted goes on where it was: a mutant that was caught counts until its module changes, a survivor
-until anything in src or tests does.
+Change one thing in the code at a time and check whether a test fails. Runs on copies of the tree in a temporary folder.
+An interrupted run continues where it stopped: results are reused for caught mutants until their module changes, and for
+survivors until anything in src, sdks or tests changes.
 
 modules (all, unless some are named):
   {modules}
@@ -53,11 +53,12 @@ def mutants_of(modules: list[str]) -> list[Mutant]:
 
 
 def sample(mutants: list[Mutant], number: int, seed: int) -> list[Mutant]:
-    """So many of all, and at least a few of each module."""
+    """A sample of all mutants, with at least a few of each module."""
     chance = random.Random(seed)
     shuffled = chance.sample(mutants, len(mutants))
     taken: dict[str, int] = {}
-    first, rest = [], []
+    first: list[Mutant] = []
+    rest: list[Mutant] = []
     for mutant in shuffled:
         few = taken.setdefault(mutant.module, 0) < PER_MODULE_MIN
         taken[mutant.module] += few
@@ -66,9 +67,9 @@ def sample(mutants: list[Mutant], number: int, seed: int) -> list[Mutant]:
 
 
 def fingerprint() -> str:
-    """Changes with anything in src or tests."""
+    """Changes with any file in src, sdks or tests."""
     digest = hashlib.sha256()
-    for folder in ("src", "tests"):
+    for folder in ("src", "sdks", "tests"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".js") and path.parent != Path(__file__).parent:
                 digest.update(path.read_bytes())
@@ -76,7 +77,7 @@ def fingerprint() -> str:
 
 
 def known(tree: str) -> dict[str, Verdict]:
-    """What earlier runs found and is still true."""
+    """Results of earlier runs that are still valid."""
     found = {}
     if LOG.exists():
         for line in LOG.read_text().splitlines():
@@ -138,11 +139,9 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="such as lifecycle or engine/lanes")
-    parser.add_argument("--sample", type=int, metavar="N", help="only so many, drawn by the seed")
+    parser.add_argument("--sample", type=int, metavar="N", help="only this many random ones, by the seed")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time (default: one per core)"
-    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="concurrent runs (default: one per core)")
     parser.add_argument("--document", action="store_true", help="write the result to docs/mutants.md")
     options = parser.parse_args()
     unknown = set(options.modules) - set(STAGES)

@@ -1,7 +1,7 @@
-"""Finds every small change of a module that a test should notice: of its Python, and of the SQL in its strings.
+"""Finds every small change of a module that a test should notice: in its Python, and in the SQL in its strings.
 
-Left out is what no test should notice: annotations, docstrings, log messages, and the numbers that module constants are
-set to, which are choices and not rules.
+Skips changes that no test should notice: annotations, docstrings, log messages, and the numbers of module constants,
+which are choices and not rules.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import parso
 
 @dataclass(frozen=True)
 class Edit:
-    """Replace ``source[start:end]`` by ``text``."""
+    """Replace ``source[start:end]`` with ``text``."""
 
     start: int
     end: int
     text: str
     line: int
     scope: str
-    """The function or class that it is in, or the constant that is set."""
+    """The enclosing function or class, or the constant that is set."""
 
     def apply(self, source: str) -> str:
         return source[: self.start] + self.text + source[self.end :]
 
 
 def edits_of(source: str) -> list[Edit]:
-    """All edits of a module, in the order of their places."""
+    """All edits of a module, in order of position."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     found: dict[tuple[int, int, str], Edit] = {}
-    for node in _nodes(parso.parse(source)):
+    for node in _nodes(parso.parse(source)):  # type: ignore[no-untyped-call]
         if _is_left_out(node):
             continue
         for start, end, text in (*_python(node), *_sql(node)):
@@ -58,7 +58,7 @@ def _code(node: Any) -> str:
 
 
 def _parents(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Each node above, with the child of it that leads here."""
+    """Each ancestor of a node, with the child that leads to the node."""
     while node.parent is not None:
         yield node.parent, node
         node = node.parent
@@ -67,7 +67,7 @@ def _parents(node: Any) -> Iterator[tuple[Any, Any]]:
 def _is_left_out(node: Any) -> bool:
     for parent, child in _parents(node):
         kind = parent.type
-        if kind in ("import_from", "import_name", "decorator", "assert_stmt", "error_node"):  # it knows no ``match``
+        if kind in ("import_from", "import_name", "decorator", "assert_stmt", "error_node"):  # no support for ``match``
             return True
         if kind == "tfpdef" or (kind == "annassign" and child is parent.children[1]):
             return True
@@ -88,7 +88,7 @@ def _scope(node: Any) -> str:
 
 
 def _is_top_level(statement: Any) -> bool:
-    return statement.parent.type == "simple_stmt" and statement.parent.parent.type == "file_input"
+    return bool(statement.parent.type == "simple_stmt" and statement.parent.parent.type == "file_input")
 
 
 # Python.
@@ -99,7 +99,7 @@ _CALCULATIONS = ("arith_expr", "term", "expr", "and_expr", "shift_expr", "power"
 _ASSIGNMENTS = {"+=": "-=", "-=": "+=", "|=": "&=", "*=": "="}
 _WORDS = {"True": "False", "False": "True", "break": "continue", "continue": "break"}
 _KEEPING = ("replace", "_pending")
-"""Functions that leave a field as it is when it is not named: forgetting one is a fault that no type checker finds."""
+"""Functions that keep a field unchanged if it is not given: forgetting one is a mistake that no type checker finds."""
 
 
 def _python(node: Any) -> Iterator[tuple[int, int, str]]:
@@ -145,7 +145,7 @@ def _negated(node: Any, condition: Any) -> tuple[int, int, str]:
 
 
 def _is_constant(node: Any) -> bool:
-    """Whether it is the number that a module constant is set to, or a part of it."""
+    """Whether it is the number of a module constant, or a part of it."""
     for parent, _ in _parents(node):
         if parent.type in ("funcdef", "classdef", "lambdef", "fstring", "comparison"):
             return False
@@ -165,7 +165,7 @@ def _other(number: float) -> float:
 
 
 def _does_something(node: Any) -> bool:
-    """Whether this is a statement that can be left out, and the names that follow are still there."""
+    """Whether this statement can be removed without making later names undefined."""
     if _scope(node) == "__init__":
         return False
     if node.type in ("atom_expr", "power"):
@@ -187,6 +187,7 @@ def _is_keeping(argument: Any) -> bool:
 _IS_SQL = re.compile(r"\b(SELECT|WHERE|UPDATE|DELETE|INSERT|AND|ORDER BY|CASE|IN \()\b|^\w+ (<>|<=|>=|<|>|=) ")
 _COMMENT = re.compile(r"--[^\n]*")
 _CONDITION = r"[\w.]+ (?:=|<>|<=|>=|<|>) (?:[\w.]+|\$\d+|\?)(?![\w.(\[])"
+_COMPARED = {"<=": "<", "<": "<=", ">=": ">", ">": ">=", "<>": "=", "!=": "="}
 _RULES: list[tuple[re.Pattern[str], Any]] = [
     (re.compile(r"\bAND\b"), "OR"),
     (re.compile(r"\bOR\b(?! (?:IGNORE|REPLACE))"), "AND"),
@@ -208,7 +209,6 @@ _RULES: list[tuple[re.Pattern[str], Any]] = [
     (re.compile(r"\bDESC\b"), "ASC"),
     (re.compile(r"(?<!SELECT )(?<!RETURNING )(?<![\w$.'\"])\d+(?![\w.'])"), lambda found: str(_other(int(found[0])))),
 ]
-_COMPARED = {"<=": "<", "<": "<=", ">=": ">", ">": ">=", "<>": "=", "!=": "="}
 _CLAUSE = re.compile(r"\b(SET|VALUES|WHERE|AND|OR|ON|WHEN|HAVING|SELECT|FROM|USING|INSERT)\b")
 
 
@@ -230,5 +230,5 @@ def _sql(node: Any) -> Iterator[tuple[int, int, str]]:
                 continue
             clauses = _CLAUSE.findall(before + text[: found.start()])
             if found[0] == "=" and clauses and clauses[-1] in ("SET", "INSERT"):
-                continue  # it is given, not compared
+                continue  # an assignment, not a comparison
             yield *found.span(), found.expand(after) if isinstance(after, str) else after(found)

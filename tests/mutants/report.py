@@ -1,4 +1,4 @@
-"""What came of a run, as tables: how many mutants were caught per module, and each survivor with the reason."""
+"""The results of a run, as tables: how many mutants were caught per module, and each survivor with the reason."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Runs tests against mutants, each in a copy of the tree, so that the tree itself is never changed.
+"""Runs tests against mutants, each in a copy of the tree, so that the tree itself never changes.
 
-How it fails: tests that fail on the unchanged copy end everything, since they would catch every mutant. A mutant whose
-tests don't end is caught by its time limit, and whatever the tests started is ended with them.
+If tests fail on the unchanged copy, the run stops, since they would catch every mutant. A mutant whose tests do not end
+is caught by a timeout, which also stops everything that the tests have started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.mutants.edits import Edit
 
 SLOWER_MAX = 3
-"""How many times as long as on the unchanged copy the tests may take, and the seconds that they may take anyway."""
+"""The timeout of the tests: a multiple of their time on the unchanged copy, plus some seconds."""
 SECONDS_MIN = 20.0
 BASELINE_SECONDS_MAX = 900.0
 
@@ -40,18 +40,18 @@ class Mutant:
     path: Path
     edit: Edit
     source: str
-    """The module as it is without this."""
+    """The module's source without this mutation."""
 
     @property
     def key(self) -> str:
-        """Names it among all mutants of this module as it is."""
+        """Identifies it among all mutants of the module's current source."""
         edit = self.edit
         said = f"{self.module}\0{self.source}\0{edit.start}\0{edit.end}\0{edit.text}"
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     @property
     def change(self) -> tuple[str, str]:
-        """The lines that change, before and after, without their indentation."""
+        """The changed lines, before and after, without indentation."""
         source, edit = self.source, self.edit
         start = source.rfind("\n", 0, edit.start) + 1
         end = source.find("\n", edit.end)
@@ -69,7 +69,7 @@ class Verdict:
 
 
 class Copy:
-    """A copy of the files that git knows or would add, in which tests are run."""
+    """A copy of all files that git tracks or would add, in which the tests run."""
 
     def __init__(self, root: Path, place: Path) -> None:
         self._place = place
@@ -83,7 +83,7 @@ class Copy:
                 shutil.copy2(root / name, place / name)
 
     def judge(self, mutant: Mutant, stages: Stages) -> Verdict:
-        """Run the stages until one fails, on this copy with the mutant in it."""
+        """Run the stages on this copy with the mutant until one fails."""
         began = time.monotonic()
         for stage in stages:
             outcome, by = self._judge(mutant, stage)
@@ -100,13 +100,13 @@ class Copy:
             outcome, by = self._run(stage, limit, PYTHONDONTWRITEBYTECODE="1")
         finally:
             path.write_text(mutant.source)
-            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # what was compiled of it is valid again
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # its compiled file is valid again
         if outcome == "timeout" and self.measure(stage) > limit:
             return self._judge(mutant, stage)  # the machine has become slower since the limit was set
         return outcome, by
 
     def measure(self, stage: Sequence[str]) -> float:
-        """How long the tests may take; runs them on the unchanged copy, and leaves it compiled."""
+        """Run the tests on the unchanged copy, which also compiles it; returns the timeout."""
         began = time.monotonic()
         outcome, by = self._run(stage, BASELINE_SECONDS_MAX)
         if outcome != "survived":

@@ -1,4 +1,4 @@
-"""The machinery of the mutation tests: finds what can be changed, runs the tests on a copy, and tells what survived."""
+"""The mutation test tool: finds mutants, runs the tests on a copy, and reports the survivors."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def grows(a: int | None, b: int) -> bool:
 
 
 def changed(source: str) -> set[str]:
-    """Each edit as the line that it makes."""
+    """The changed line of each edit."""
     return {edit.apply(source).splitlines()[edit.line - 1].strip() for edit in edits_of(source)}
 
 
-def test_python_and_sql_are_mutated_and_words_are_not() -> None:
+def test_python_and_sql_are_mutated_but_not_texts() -> None:
     assert changed(MODULE) == {
         "return a is None and a < b",
         "return a is not None or a < b",
@@ -47,7 +47,7 @@ def test_python_and_sql_are_mutated_and_words_are_not() -> None:
     }
 
 
-def test_a_statement_a_condition_and_a_field_that_is_kept_are_left_out() -> None:
+def test_mutants_remove_statements_conditions_and_changed_fields() -> None:
     assert changed("def f(x):\n    if x.ready:\n        x.go()\n    return replace(x, done=1, by=me)\n") == {
         "if not (x.ready):",
         "pass",
@@ -58,14 +58,14 @@ def test_a_statement_a_condition_and_a_field_that_is_kept_are_left_out() -> None
     }
 
 
-@pytest.mark.parametrize("module", ["lifecycle", "stores/postgres_statements", "doors/platform"])
-def test_mutants_of_a_module_are_python(module: str) -> None:
+@pytest.mark.parametrize("module", ["lifecycle", "stores/postgres/statements", "doors/platform"])
+def test_mutants_of_a_module_are_valid_python(module: str) -> None:
     source = path_of(module).read_text()
     for edit in edits_of(source)[::20]:
         compile(edit.apply(source), module, "exec")
 
 
-def test_the_modules_and_tests_of_the_table_are_there() -> None:
+def test_the_modules_and_tests_in_the_table_exist() -> None:
     for module, stages in STAGES.items():
         assert path_of(module).is_file()
         for argument in (each for stage in stages for each in stage if each.startswith("tests/")):
@@ -74,7 +74,7 @@ def test_the_modules_and_tests_of_the_table_are_there() -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Copy:
-    """A copy of a tree with one module and one test, which does not look at the limit itself."""
+    """A copy of a tree with one module and one test, which does not test the limit itself."""
     root = tmp_path / "root"
     (root / "src").mkdir(parents=True)
     (root / "tests").mkdir()
@@ -91,7 +91,7 @@ def verdicts(copy: Copy, *stages: tuple[str, ...]) -> dict[str, tuple[str, str]]
     return {change: (verdict.outcome, verdict.by) for change, verdict in judged.items()}
 
 
-def test_a_planted_mutant_is_caught_and_one_that_nobody_looks_at_survives(copy: Copy, tmp_path: Path) -> None:
+def test_a_tested_mutant_is_caught_and_an_untested_one_survives(copy: Copy, tmp_path: Path) -> None:
     assert verdicts(copy, ("tests",)) == {
         "return None": ("caught", "tests/test_tiny.py::test_fits"),
         "return n <= 10": ("survived", ""),
@@ -101,6 +101,6 @@ def test_a_planted_mutant_is_caught_and_one_that_nobody_looks_at_survives(copy: 
         assert (tmp_path / place / "src" / "tiny.py").read_text() == "def fits(n):\n    return n < 10\n"
 
 
-def test_a_mutant_is_not_judged_by_tests_that_fail_anyway(copy: Copy) -> None:
+def test_tests_that_fail_without_the_mutant_are_not_used(copy: Copy) -> None:
     with pytest.raises(Broken, match="pytest nowhere"):
         verdicts(copy, ("nowhere",))

@@ -1,8 +1,8 @@
-"""One seeded history: clients that create, cancel and move timers, instances that fire them, and everything that can
-go wrong in between; then peace, and the ledger is checked.
+"""One seeded history: clients create, cancel and move timers, instances fire them, and every kind of fault happens in
+between. Then the faults stop, and the ledger is checked.
 
-Timers are of several namespaces, of which one is paused now and then, and go to several receivers, of which some hang.
-They fall due in waves, and an instance has few slots, so that it has to look by lane.
+Timers belong to several namespaces, one of which is paused from time to time, and go to several receivers, some of
+which hang. They fall due in waves, and an instance has few slots, so it has to begin timers by lane.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import msgspec
 
 from duetime.engine.engine import Engine, EngineOptions
 from duetime.errors import StoreError, TimerNotPending
+from duetime.instants import EPOCH
 from duetime.model import Definition, HttpTarget, Namespace, RetryPolicy, Status, Timer, destination_of
+from duetime.namespaces import Namespaces
 from duetime.service import NewTimer, Service
 from duetime.stores.memory import MemoryStore
 from duetime.telemetry import Telemetry
@@ -29,7 +31,7 @@ SHARDS = 16
 INSTANCES = 3
 TIMERS = 200
 NAMESPACES = {"default": 1, "heavy": 3, "paused": 1}
-"""Each with its weight."""
+"""Namespaces with their weights."""
 HOSTS = [f"http://receiver-{n}/" for n in range(8)]
 WAVE_MS = 10_000
 UNSENT = 0.1
@@ -40,7 +42,7 @@ RETRY = RetryPolicy(max_retries=8, initial_interval_ms=200, max_interval_ms=2_00
 
 
 class Ledger:
-    """What clients were told, which is what must hold."""
+    """What clients were told, and therefore what must hold."""
 
     def __init__(self) -> None:
         self.created: set[str] = set()
@@ -55,7 +57,7 @@ class History:
         self._make_store = store or (lambda clock: MemoryStore(clock, shards=SHARDS))
 
     def run(self) -> None:
-        """Live the history and raise ``AssertionError`` if a promise was broken."""
+        """Run the history; raises ``AssertionError`` if a guarantee was broken."""
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             try:
                 runner.run(self._live())
@@ -95,7 +97,7 @@ class History:
     # Instances.
 
     async def _instance(self, number: int) -> None:
-        """One process after another, each ended by a crash, until the storm is over."""
+        """Run one process after another, each ended by a crash, until the faults stop."""
         while True:
             skewed = self.faults.strikes(0.1)
             machine = Machine(
@@ -133,12 +135,12 @@ class History:
                 return
 
     async def _thief(self) -> None:
-        """Leases that end before their time, as after a failover to a replica that lost the latest writes."""
+        """End leases early, as after a failover to a replica that lost the latest writes."""
         while self.storm:
             await asyncio.sleep(self.random.uniform(1, 10))
             if self.faults.strikes(0.3):
                 for shard in self.random.sample(self.store._shards, 4):
-                    shard.lease_until = 0
+                    shard.lease_until = EPOCH
 
     async def _pauser(self) -> None:
         while self.storm:
@@ -150,7 +152,7 @@ class History:
                 self._nudge()
 
     async def _hanger(self) -> None:
-        """Some receivers answer nothing for a while."""
+        """Make some receivers hang for a while."""
         while self.storm:
             hosts = self.random.sample(HOSTS, self.random.randint(0, 4))
             self.network.hanging = {destination_of(HttpTarget(url=url)) for url in hosts}
@@ -160,7 +162,7 @@ class History:
     # Clients.
 
     async def _until_told(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask again until there is an answer, as a client does that keeps its request's id."""
+        """Repeat a request with the same id until there is a response."""
         while True:
             try:
                 return await ask()
@@ -170,13 +172,16 @@ class History:
     async def _client(self, number: int) -> None:
         await asyncio.sleep(self.random.uniform(0, STORM_SECONDS * 0.8))
         machine = Machine()
+        store = FaultyStore(self.store, machine, self.faults)
+        namespaces = Namespaces(store, machine, self._nudge)
         service = Service(
-            FaultyStore(self.store, machine, self.faults),
+            store,
+            namespaces,
             {HttpTarget: Postman(self.network, machine)},
             machine,
             self._nudge,
         )
-        await service.start()
+        await namespaces.start()
         id = f"timer-{number}"
         namespace = self.random.choice(list(NAMESPACES))
         execute_at = self.clock.now() + self.random.randint(0, 15_000)
@@ -191,7 +196,7 @@ class History:
         self.ledger.moved[id] = [(0, execute_at)]
         if self.random.random() < 0.5:
             await asyncio.sleep(self.random.uniform(0, 15))
-        else:  # Just when it fires, to race it.
+        else:  # Just when it fires, for a race.
             await asyncio.sleep(max(0.0, (execute_at - self.clock.now()) / 1000 + self.random.uniform(-0.05, 0.05)))
         choice = self.random.random()
         try:
@@ -205,13 +210,13 @@ class History:
                 )
                 self.ledger.moved[id].append((self.clock.now(), moved_to))
         except TimerNotPending:
-            pass  # It was told that it lost the race.
+            pass  # The request lost the race and failed.
 
     def _nudge(self, *timers: Timer) -> None:
         for engine in self.engines.values():
             engine.nudge(*timers)
 
-    # The reckoning.
+    # The check.
 
     async def _settled(self) -> None:
         until = self.clock.monotonic() + CALM_SECONDS
@@ -232,7 +237,7 @@ class History:
         told = self.ledger.moved[id]
         assert timer.status.final, f"{id} was never finished"
         for one in received:
-            # What the client was told last before this request left; a move under way may count already.
+            # The last acknowledged state before this request was sent; a move in progress may have taken effect.
             due = [at for told_at, at in told if told_at <= one.at]
             assert one.at >= min(due[-1], one.timer.execute_at), f"{id} fired early"
             assert one.timer.execute_at in [at for _, at in told] or len(told) == 1, (
@@ -249,7 +254,7 @@ class History:
             assert len({one.delivery_id for one in of_firing}) == 1, f"{id}: one firing, several delivery ids"
             attempts = [one.attempt for one in of_firing]
             assert len(attempts) == len(set(attempts)), f"{id}: an attempt was sent twice"
-        # Without a lost outcome, what was received is what was recorded.
+        # Without lost outcomes, the deliveries equal the records.
         last = [one for one in received if one.timer.firing == timer.firing]
         unrecorded = timer.attempt - timer.failures - (timer.status is Status.COMPLETED)
         assert len(last) <= timer.attempt, f"{id}: more requests than attempts"

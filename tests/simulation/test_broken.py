@@ -1,4 +1,4 @@
-"""The simulation is worth what it catches: each of these breaks one rule of the design, and some history must tell."""
+"""Tests of the simulation itself: each mutation breaks one rule of the design, and some history must catch it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from duetime import lifecycle
 from duetime.engine import destinations, engine, lanes
@@ -18,11 +19,13 @@ from duetime.engine.engine import Engine
 from duetime.engine.lanes import Lanes
 from duetime.engine.ownership import Ownership
 from duetime.engine.recorder import Recorder
+from duetime.instants import Instant
 from duetime.model import Outcome, Status, Timer, Unsent
 from duetime.store import Begun
 from duetime.stores.memory import MemoryStore
 from tests.engine import test_isolation as isolation
 from tests.simulation.history import History
+from tests.simulation.world import Machine
 
 Patch = pytest.MonkeyPatch
 
@@ -35,6 +38,7 @@ def early(patch: Patch) -> None:
     look = MemoryStore._look
 
     def hasty(self: MemoryStore, *arguments: Any) -> Any:
+        assert isinstance(self._clock, Machine)
         self._clock.skew_ms += 1_000
         try:
             return look(self, *arguments)
@@ -49,12 +53,12 @@ def delivery_id_of_the_attempt(patch: Patch) -> None:
 
 
 def forgotten_lost_begin(patch: Patch) -> None:
-    """After a begin or record of unknown fate the shards are not claimed anew."""
+    """The shards are not claimed again after a begin or record with an unknown result."""
     patch.setattr(Ownership, "distrust", lambda self, shards: None)
 
 
 def blind_swap(patch: Patch) -> None:
-    """A cancel or move is written without looking at the revision."""
+    """A cancel or move is written without checking the revision."""
 
     async def swap(self: MemoryStore, before: Timer, after: Timer | None) -> bool:
         if after is not None:
@@ -65,7 +69,7 @@ def blind_swap(patch: Patch) -> None:
 
 
 def forward_cursor(patch: Patch) -> None:
-    """Due timers are looked for from where the last look ended."""
+    """Each poll for due timers starts where the last one ended."""
     look = MemoryStore._look
 
     def forward(self: MemoryStore, owner_id: bytes, held: dict[int, int]) -> Any:
@@ -79,30 +83,30 @@ def forward_cursor(patch: Patch) -> None:
 
 
 def done_before_it_is_recorded(patch: Patch) -> None:
-    """A begun timer counts as completed, so that a crash loses it."""
+    """A begun timer counts as completed, so a crash loses it."""
     begin = lifecycle.begin
 
-    def final(timer: Timer, *, now: int, version: int) -> Timer:
+    def final(timer: Timer, *, now: Instant, version: int) -> Timer:
         return msgspec.structs.replace(begin(timer, now=now, version=version), status=Status.COMPLETED)
 
     patch.setattr(lifecycle, "begin", final)
 
 
 def takeover_of_the_living(patch: Patch) -> None:
-    """Executing timers are begun again whoever began them."""
+    """Executing timers are begun again, whichever instance began them."""
     look = MemoryStore._look
 
     def greedy(self: MemoryStore, *arguments: Any) -> Any:
         for key, timer in self._timers.items():
             if timer.status is Status.EXECUTING:
-                self._timers[key] = lifecycle.replace(timer, status=Status.PENDING)
+                self._timers[key] = replace(timer, status=Status.PENDING)
         return look(self, *arguments)
 
     patch.setattr(MemoryStore, "_look", greedy)
 
 
 def counted_put_back(patch: Patch) -> None:
-    """What never left us uses up an attempt."""
+    """An unsent attempt uses up a retry."""
     defer = lifecycle.defer
 
     def counting(timer: Timer, **named: Any) -> Timer:
@@ -112,16 +116,16 @@ def counted_put_back(patch: Patch) -> None:
 
 
 def lost_put_back(patch: Patch) -> None:
-    """What could not be sent is not put back."""
+    """An unsent timer is not put back."""
 
-    def settled(self: Dispatcher, destination: Destination, timer: Timer, outcome: Outcome, now: int) -> None:
-        destination.hold(now)
+    def settled(self: Dispatcher, destination: Destination, timer: Timer, outcome: Outcome, now: Instant) -> None:
+        destination.back_off(now)
 
     patch.setattr(Dispatcher, "_unsent", settled)
 
 
 def pause_unknown_to_lanes(patch: Patch) -> None:
-    """A look by lane begins what a pause holds back."""
+    """A look by lane begins timers of a paused namespace."""
     begin_lanes = MemoryStore.begin_lanes
 
     async def restless(self: MemoryStore, *arguments: Any) -> Begun:
@@ -129,13 +133,13 @@ def pause_unknown_to_lanes(patch: Patch) -> None:
         try:
             return await begin_lanes(self, *arguments)
         finally:
-            del self._paused  # type: ignore[method-assign]
+            del self._paused
 
     patch.setattr(MemoryStore, "begin_lanes", restless)
 
 
 def no_survey(patch: Patch) -> None:
-    """Nobody asks which lanes have due timers, nor whether looking by lane can end."""
+    """No survey runs, and nothing checks whether looks by lane can end."""
 
     async def never(self: Engine) -> None:
         await asyncio.Event().wait()
@@ -144,7 +148,7 @@ def no_survey(patch: Patch) -> None:
 
 
 def unfenced_lanes(patch: Patch) -> None:
-    """A look by lane trusts the shards that it was given."""
+    """A look by lane trusts the given shards without a fence."""
     begin_lanes = MemoryStore.begin_lanes
 
     async def trusting(self: MemoryStore, owner_id: bytes, held: dict[int, int], *arguments: Any) -> Begun:
@@ -152,16 +156,16 @@ def unfenced_lanes(patch: Patch) -> None:
         try:
             return await begin_lanes(self, owner_id, held, *arguments)
         finally:
-            del self._fences  # type: ignore[method-assign]
+            del self._fences
 
     patch.setattr(MemoryStore, "begin_lanes", trusting)
 
 
 def broken_attempt_ends_it(patch: Patch) -> None:
-    """An attempt that broke for an error of ours is left where it is."""
+    """An attempt that ended with an internal error is not put back."""
     unsent = Dispatcher._unsent
 
-    def left(self: Any, destination: Any, timer: Timer, outcome: Outcome, now: int) -> None:
+    def left(self: Any, destination: Any, timer: Timer, outcome: Outcome, now: Instant) -> None:
         if outcome.cause is not Unsent.INTERNAL:
             unsent(self, destination, timer, outcome, now)
 
@@ -187,32 +191,32 @@ def broken_attempt_ends_it(patch: Patch) -> None:
         broken_attempt_ends_it,
     ],
 )
-def test_a_broken_rule_is_caught(
+def test_the_simulation_catches_a_broken_rule(
     broken: Callable[[Patch], None], monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken(monkeypatch)
     caplog.set_level(logging.CRITICAL)
     with pytest.raises(AssertionError):
-        for seed in range(200):  # some are seen in few histories, and which those are changes with the engine
+        for seed in range(200):  # few histories catch some of these, and which ones changes with the engine
             History(seed, level=seed % 3).run()
 
 
-# What does not lose a timer makes it late, or costs too much. Each of these is seen by one of the scenes.
+# These mutations lose no timer but make it late or cost too much. A scene catches each of them.
 
 
 def forgetful_lanes(patch: Patch) -> None:
-    """What is learned during a look is lost with it."""
-    begun = Lanes.begun
+    """Timers learned during a look are lost with it."""
+    update = Lanes.update_after_look
 
     def forgetful(self: Lanes, *arguments: Any) -> set[str]:
         self._learned.clear()
-        return begun(self, *arguments)
+        return update(self, *arguments)
 
-    patch.setattr(Lanes, "begun", forgetful)
+    patch.setattr(Lanes, "update_after_look", forgetful)
 
 
 def short_sighted_survey(patch: Patch) -> None:
-    """A survey does not look further ahead when the next one comes later."""
+    """A survey looks no further ahead when the next one comes later."""
     patch.setattr(Engine, "_survey_until", lambda self: self._clock.now())
 
 
@@ -221,30 +225,30 @@ def no_breaker(patch: Patch) -> None:
 
 
 def patient_breaker(patch: Patch) -> None:
-    """Each pause is as long as the first."""
+    """Each pause is as long as the first one."""
     patch.setattr(destinations, "BREAK_MS_MAX", destinations.BREAK_MS)
 
 
 def trust_for_ever(patch: Patch) -> None:
-    """Who has answered once is trusted, however long it has been silent."""
+    """A destination that has responded once is trusted, however long it has been silent."""
     trust = Destination.trust
 
-    def trusting(self: Destination, now: int) -> Trust:
+    def trusting(self: Destination, now: Instant) -> Trust:
         return Trust.PROVEN if self._answered and not self._misses else trust(self, now)
 
     patch.setattr(Destination, "trust", trusting)
 
 
 def no_first_attempt(patch: Patch) -> None:
-    """A destination that has nothing under way waits until those that hang have ended."""
+    """An idle destination waits until hanging attempts have ended."""
     patch.setattr(Destination, "held", property(lambda self: self.running + len(self.waiting) or 0.5))
 
 
 def guilt_by_namespace(patch: Patch) -> None:
-    """What hangs uses up the part of the destinations that answer in the same namespace."""
+    """Hanging attempts use up the share of working destinations in the same namespace."""
     unproven = Destinations.unproven
 
-    def nothing(self: Destinations, now: int) -> Any:
+    def nothing(self: Destinations, now: Instant) -> Any:
         by_trust, by_namespace = unproven(self, now)
         return by_trust, type(by_namespace)()
 
@@ -252,12 +256,12 @@ def guilt_by_namespace(patch: Patch) -> None:
 
 
 def greedy_looks(patch: Patch) -> None:
-    """A look takes all slots that are free."""
+    """A look takes all free slots."""
     patch.setattr(Engine, "_begin_max", lambda self: self._free())
 
 
 def lanes_out_of_reach(patch: Patch) -> None:
-    """Nobody asks for the lanes behind those that a look takes from."""
+    """Lanes beyond those that a look serves are never served."""
     portions = Lanes.portions
 
     def content(self: Lanes, *arguments: Any, **named: Any) -> Any:
@@ -287,18 +291,18 @@ def no_weights(patch: Patch) -> None:
 
 
 def lanes_for_ever(patch: Patch) -> None:
-    """The engine never takes the oldest again."""
+    """The engine never returns to the oldest first."""
     patch.setattr(Engine, "_go_by_age", lambda self: None)
 
 
 def hasty_return(patch: Patch) -> None:
-    """The engine takes the oldest again as soon as it can, and needs a survey for the next burst."""
+    """The engine returns to the oldest first as soon as it can, and needs a survey for the next burst."""
     patch.setattr(engine, "BY_LANE_MS", 0)
 
 
 def waits_of_their_own(patch: Patch) -> None:
-    """Each lane that waits asks for a look of its own, and soon."""
-    patch.setattr(lanes, "_multiple", lambda now, wait_ms: now + 1)
+    """Each waiting lane requests a look of its own, and soon."""
+    patch.setattr(lanes, "_next_multiple", lambda now, wait_ms: now + 1)
 
 
 def leaking_slots(patch: Patch) -> None:
@@ -315,36 +319,36 @@ Scene = Callable[[], None]
 @pytest.mark.parametrize(
     ("broken", "scene"),
     [
-        (forgetful_lanes, isolation.test_timers_made_while_a_look_is_under_way_are_not_late),
+        (forgetful_lanes, isolation.test_timers_created_during_a_look_are_not_late),
         (short_sighted_survey, isolation.test_timers_that_fall_due_between_slow_surveys_are_not_late),
-        (no_breaker, lambda: isolation.test_a_dead_destination_of_many_namespaces_costs_few_writes(4)),
+        (no_breaker, lambda: isolation.test_a_dead_destination_of_many_namespaces_causes_few_writes(4)),
         (
             patient_breaker,
-            isolation.test_a_destination_that_refuses_is_left_alone_for_longer_and_longer_and_then_gets_everything,
+            isolation.test_a_refusing_destination_gets_growing_pauses_and_then_everything,
         ),
-        (trust_for_ever, isolation.test_destinations_that_answered_before_and_hang_now_leave_slots_for_others),
-        (no_first_attempt, isolation.test_one_that_failed_once_is_served_while_others_hang_for_an_hour),
+        (trust_for_ever, isolation.test_proven_destinations_that_start_to_hang_leave_slots_for_others),
+        (no_first_attempt, isolation.test_a_destination_that_failed_once_is_served_while_others_hang),
         (
             guilt_by_namespace,
-            lambda: isolation.test_hundreds_of_dead_destinations_do_not_stop_those_that_answer("hang", 4),
+            lambda: isolation.test_hundreds_of_dead_destinations_do_not_stop_working_ones("hang", 4),
         ),
-        (greedy_looks, lambda: isolation.test_one_namespace_leaves_slots_for_the_next_even_if_there_are_few(True)),
-        (lanes_out_of_reach, isolation.test_many_destinations_with_one_timer_each_are_not_kept_waiting),
-        (stubborn_queues, lambda: isolation.test_a_slow_destination_costs_few_writes(1)),
-        (few_lanes_remembered, lambda: isolation.test_a_dead_destination_of_many_namespaces_costs_few_writes(4)),
-        (no_weights, lambda: isolation.test_herds_progress_by_weight(True)),
-        (no_weights, lambda: isolation.test_herds_progress_by_weight(False)),
+        (greedy_looks, lambda: isolation.test_one_namespace_leaves_slots_for_others_even_if_there_are_few(True)),
+        (lanes_out_of_reach, isolation.test_many_destinations_with_one_timer_each_are_served_promptly),
+        (stubborn_queues, lambda: isolation.test_a_slow_destination_causes_few_writes(1)),
+        (few_lanes_remembered, lambda: isolation.test_a_dead_destination_of_many_namespaces_causes_few_writes(4)),
+        (no_weights, lambda: isolation.test_bursts_progress_by_weight(True)),
+        (no_weights, lambda: isolation.test_bursts_progress_by_weight(False)),
         (
             lanes_for_ever,
-            lambda: isolation.test_after_the_trouble_the_engine_takes_the_oldest_again_and_has_left_nothing_behind({}),
+            lambda: isolation.test_after_trouble_the_engine_returns_to_oldest_first_with_a_clean_state({}),
         ),
-        (hasty_return, isolation.test_bursts_do_not_bring_a_survey_each),
-        (waits_of_their_own, lambda: isolation.test_held_back_timers_cost_few_looks(*isolation.HELD_BACK[-1])),
-        (leaking_slots, isolation.test_a_herd_of_one_namespace_does_not_delay_another),
+        (hasty_return, isolation.test_not_every_burst_causes_a_survey),
+        (waits_of_their_own, lambda: isolation.test_held_back_timers_need_few_looks(*isolation.HELD_BACK[-1])),
+        (leaking_slots, isolation.test_a_burst_of_one_namespace_does_not_delay_another),
         (payloads_for_free, isolation.test_large_payloads_take_several_slots),
     ],
 )
-def test_a_broken_rule_is_seen_by_its_scene(
+def test_a_scene_catches_a_broken_rule(
     broken: Callable[[Patch], None], scene: Scene, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken(monkeypatch)

@@ -1,4 +1,4 @@
-"""Many seeded histories. To replay the one that failed: ``DUETIME_SEED=123 make test``."""
+"""Many seeded histories. To replay a failed one: ``DUETIME_SEED=123 make test``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEEDS = [int(os.environ["DUETIME_SEED"])] if "DUETIME_SEED" in os.environ else r
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_promises_hold_whatever_breaks(seed: int) -> None:
+def test_guarantees_hold_under_faults(seed: int) -> None:
     history = History(seed)
     history.run()
     assert history.faults.looks_by_lane, "it was too quiet to need lanes"

@@ -1,7 +1,8 @@
-"""A world in one thread: an event loop whose time jumps, machines that crash and stall, a network that loses answers.
+"""A simulated world in one thread: an event loop whose time jumps, machines that crash and stall, and a network that
+loses responses.
 
-Nothing here sleeps: when every task waits, time jumps to the next timer of the loop. All chance comes from one seeded
-generator, so a seed is a whole history and replays.
+Nothing here sleeps: when every task waits, the time jumps to the next timer of the loop. All randomness comes from one
+seeded generator, so a seed determines the whole history.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ import asyncio
 import random
 import selectors
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from duetime.clock import SystemClock
 from duetime.errors import StoreIndeterminate, StoreUnavailable
+from duetime.instants import Instant
 from duetime.model import Outcome, OutcomeKind, Target, Timer, Unsent, destination_of
-from duetime.store import UNNAMED, About, Begun, Lanes, Portion, Standing
+from duetime.store import UNNAMED, About, Begun, Lanes, Portion, Renewal
 from duetime.stores.memory import MemoryStore
 
-EPOCH_MS = 1_800_000_000_000
+T = TypeVar("T")
+
+EPOCH_MS = Instant(1_800_000_000_000)
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Never waits: the time that the loop would have slept is added to its clock."""
+    """A selector that never waits: it adds the time that the loop would have slept to its clock."""
 
     now = 0.0
 
@@ -45,14 +49,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class Machine(SystemClock):
-    """One computer: its clock, which may be off, and whether it is stopped. It is the clock of what runs on it."""
+    """One computer: its clock, which may be wrong, and whether it is stopped."""
 
     def __init__(self, skew_ms: int = 0) -> None:
         self.skew_ms = skew_ms
         self._running = asyncio.Event()
         self._running.set()
 
-    def now(self) -> int:
+    def now(self) -> Instant:
         return EPOCH_MS + int(asyncio.get_running_loop().time() * 1000) + self.skew_ms
 
     def monotonic(self) -> float:
@@ -63,7 +67,7 @@ class Machine(SystemClock):
         await self.gate()
 
     async def gate(self) -> None:
-        """Where a stopped machine stands still."""
+        """Block here while the machine is stopped."""
         await self._running.wait()
 
     async def stall(self, seconds: float) -> None:
@@ -73,7 +77,7 @@ class Machine(SystemClock):
 
 
 class Faults:
-    """How likely each mishap is, drawn anew for every call."""
+    """The probability of each fault, for every call."""
 
     def __init__(self, seed: int, level: float) -> None:
         self.random = random.Random(seed)
@@ -85,10 +89,10 @@ class Faults:
 
 
 class FaultyStore:
-    """A machine's line to the shared store: slow, and now and then it breaks before or after the store did its work.
+    """A machine's connection to the shared store: slow, and sometimes it breaks before or after the write.
 
-    It also watches the store: whatever ``begin`` and ``record`` let through must have been fenced, and nothing of a
-    paused namespace is begun.
+    It also checks the store: everything that ``begin`` and ``record`` let through must have been fenced, and no timer
+    of a paused namespace is begun.
     """
 
     def __init__(self, store: MemoryStore, machine: Machine, faults: Faults) -> None:
@@ -100,7 +104,7 @@ class FaultyStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def _call(self, verb: Callable[[], Awaitable[Any]]) -> Any:
+    async def _call(self, verb: Callable[[], Awaitable[T]]) -> T:
         draw = self._faults.random
         await self._machine.gate()
         await asyncio.sleep(draw.random() * 0.01)
@@ -128,7 +132,7 @@ class FaultyStore:
     async def swap(self, before: Timer, after: Timer | None) -> bool:
         return await self._call(lambda: self._store.swap(before, after))
 
-    async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Standing:
+    async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Renewal:
         return await self._call(lambda: self._store.renew(owner_id, lease_ms, about))
 
     async def claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int) -> dict[int, int]:
@@ -149,7 +153,7 @@ class FaultyStore:
         self._faults.looks_by_lane += 1
         return await self._begin(owner_id, lambda: self._store.begin_lanes(owner_id, held, limit, portions))
 
-    async def lanes(self, until: int, **limits: Any) -> Lanes:
+    async def lanes(self, until: Instant, **limits: Any) -> Lanes:
         return await self._call(lambda: self._store.lanes(until, **limits))
 
     async def _begin(self, owner_id: bytes, begin: Callable[[], Awaitable[Begun]]) -> Begun:
@@ -162,8 +166,8 @@ class FaultyStore:
 
         return await self._call(watched)
 
-    async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
-        async def watched() -> list[bool]:
+    async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> Sequence[bool | None]:
+        async def watched() -> Sequence[bool | None]:
             recorded = await self._store.record(owner_id, changes)
             for (before, _), done in zip(changes, recorded, strict=True):
                 assert not done or self._owns(owner_id, before.shard, before.version), f"unfenced record of {before.id}"
@@ -183,19 +187,19 @@ class Received:
 
 
 class Network:
-    """The receivers of all callbacks, and the lines to them.
+    """The receivers of all callbacks, and the connections to them.
 
-    Apart from faults, which lose what was done, there is trouble, which must not: receivers that never answer, and
-    attempts that do not leave because something has run out.
+    Faults may lose what was done. Besides, there is trouble that must lose nothing: receivers that never respond, and
+    attempts that are not sent because of a shortage.
     """
 
     def __init__(self, clock: Machine, faults: Faults) -> None:
         self.received: dict[str, list[Received]] = {}
         self.left: dict[str, list[Timer]] = {}
-        """The attempts that were sent, whether or not somebody received them."""
+        """The attempts that were sent, received or not."""
         self.hanging: set[str] = set()
         self.unsent = 0.0
-        """How likely it is that an attempt does not leave."""
+        """The probability that an attempt is not sent."""
         self._clock = clock
         self._faults = faults
 

@@ -1,4 +1,4 @@
-"""The PostgreSQL of the tests: what it is told to survive it survives, and nothing is left of it."""
+"""The PostgreSQL server for tests: it survives restarts and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import asyncpg
 import psutil
 import pytest
 
+from tests.mysql import MysqlServer
 from tests.postgres import Postgres
 from tests.servers import NotStarted, until
 
@@ -32,7 +33,7 @@ def url(server: Postgres) -> Iterator[str]:
     server.give_back(url)
 
 
-def test_it_is_the_version_that_was_asked_for_and_syncs(server: Postgres, request: pytest.FixtureRequest) -> None:
+def test_the_server_has_the_requested_version_and_syncs(server: Postgres, request: pytest.FixtureRequest) -> None:
     assert server.sql("SHOW server_version").split(".")[0] in request.node.name
     assert server.sql("SHOW fsync") == "on"
 
@@ -58,7 +59,7 @@ def test_each_fresh_database_is_empty(server: Postgres) -> None:
 
 
 @pytest.mark.parametrize("end", ["fast", "immediate", "kill"])
-def test_what_was_committed_is_there_after_a_restart(server: Postgres, url: str, end: str) -> None:
+def test_committed_data_survives_a_restart(server: Postgres, url: str, end: str) -> None:
     server.sql("CREATE TABLE t (n int)", url)
     server.sql("INSERT INTO t VALUES (7)", url)
     if end == "kill":
@@ -72,7 +73,7 @@ def test_what_was_committed_is_there_after_a_restart(server: Postgres, url: str,
     assert ("was not properly shut down" in server.log) == (end != "fast")
 
 
-def test_a_paused_server_answers_nobody_until_it_is_resumed(server: Postgres, url: str) -> None:
+def test_a_paused_server_does_not_respond_until_resumed(server: Postgres, url: str) -> None:
     async def ask() -> None:
         connected = await asyncpg.connect(url)
         server.pause()
@@ -90,7 +91,7 @@ def test_a_paused_server_answers_nobody_until_it_is_resumed(server: Postgres, ur
     asyncio.run(ask())
 
 
-def test_a_server_that_does_not_start_shows_why(postgres18: Postgres) -> None:
+def test_a_server_that_does_not_start_shows_the_reason(postgres18: Postgres) -> None:
     postgres18.stop()
     taken = socket.create_server(("127.0.0.1", postgres18.port))
     with taken, pytest.raises(NotStarted, match="Address already in use"):
@@ -98,7 +99,7 @@ def test_a_server_that_does_not_start_shows_why(postgres18: Postgres) -> None:
     postgres18.start()
 
 
-def test_nothing_is_left_when_the_tests_are_killed() -> None:
+def test_nothing_is_left_behind_when_the_tests_are_killed() -> None:
     code = (
         "from tests.postgres import Postgres; server = Postgres(18); "
         "print(server.process.pid, server.directory, flush=True); server.pause(); input()"
@@ -115,6 +116,34 @@ def test_nothing_is_left_when_the_tests_are_killed() -> None:
 
 def _is_dead(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def test_remembered_rows_are_restored(postgres18: Postgres) -> None:
+    url = postgres18.fresh()
+    postgres18.sql("CREATE SCHEMA duetime CREATE TABLE kept (a int) CREATE TABLE empty (a int)", url)
+    postgres18.sql("INSERT INTO duetime.kept VALUES (1)", url)
+    postgres18.remember(url)
+    postgres18.sql("UPDATE duetime.kept SET a = 2; INSERT INTO duetime.empty VALUES (3)", url)
+    postgres18.sql("CREATE TABLE duetime.new (a int)", url)
+    assert postgres18.restore(url)
+    assert postgres18.sql("SELECT * FROM duetime.kept UNION ALL SELECT * FROM duetime.empty", url) == "1"
+    assert postgres18.sql("SELECT to_regclass('duetime.new') IS NULL", url) == "t"
+    postgres18.sql("DROP TABLE duetime.kept", url)
+    assert not postgres18.restore(url)
+
+
+def test_remembered_rows_are_restored_in_mariadb(mariadb: MysqlServer) -> None:
+    url = mariadb.fresh()
+    name = url.rpartition("/")[2]
+    mariadb.sql(f"CREATE TABLE {name}.kept (a int)", f"CREATE TABLE {name}.empty (a int)")
+    mariadb.sql(f"INSERT INTO {name}.kept VALUES (1)")
+    mariadb.remember(url)
+    mariadb.sql(f"UPDATE {name}.kept SET a = 2", f"INSERT INTO {name}.empty VALUES (3)")
+    assert mariadb.restore(url)
+    [rows] = mariadb.sql(f"SELECT * FROM {name}.kept UNION ALL SELECT * FROM {name}.empty")
+    assert list(rows) == [(1,)]
+    mariadb.sql(f"CREATE TABLE {name}.new (a int)")
+    assert not mariadb.restore(url)

@@ -1,4 +1,4 @@
-"""The proxy of the tests: each fault looks to a client as the real one does."""
+"""The proxy for tests: clients see each fault like a real one."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def said(connection: socket.socket, message: bytes) -> bytes:
     return connection.recv(100)
 
 
-def test_it_passes_both_ways_and_that_a_client_leaves(proxy: Proxy) -> None:
+def test_data_and_disconnects_are_forwarded(proxy: Proxy) -> None:
     with connected(proxy) as client:
         assert said(client, b"one") == b"one"
         client.shutdown(socket.SHUT_WR)
         assert client.recv(100) == b""
 
 
-def test_refusing_keeps_what_is_open_and_allowing_keeps_the_port(proxy: Proxy) -> None:
+def test_refusing_keeps_open_connections_and_allowing_keeps_the_port(proxy: Proxy) -> None:
     with connected(proxy) as client:
         proxy.refuse()
         with pytest.raises(ConnectionRefusedError):
@@ -59,7 +59,7 @@ def test_refusing_keeps_what_is_open_and_allowing_keeps_the_port(proxy: Proxy) -
             assert said(another, b"new") == b"new"
 
 
-def test_a_cut_resets_what_is_open_and_lets_new_ones_through(proxy: Proxy) -> None:
+def test_a_cut_resets_open_connections_and_accepts_new_ones(proxy: Proxy) -> None:
     with connected(proxy) as client, connected(proxy) as another:
         said(client, b"one")
         proxy.cut()
@@ -70,7 +70,7 @@ def test_a_cut_resets_what_is_open_and_lets_new_ones_through(proxy: Proxy) -> No
         assert said(client, b"two") == b"two"
 
 
-def test_hanging_holds_back_and_passing_on_delivers(proxy: Proxy) -> None:
+def test_hanging_holds_data_back_and_resuming_delivers_it(proxy: Proxy) -> None:
     with connected(proxy) as client:
         said(client, b"one")
         proxy.hang()
@@ -93,7 +93,7 @@ def test_a_hung_connection_can_be_cut(proxy: Proxy) -> None:
             client.recv(100)
 
 
-def test_a_target_that_is_away_looks_like_a_reset() -> None:
+def test_an_unavailable_target_looks_like_a_reset() -> None:
     with (
         unused_port() as port,
         Proxy("127.0.0.1", port) as proxy,
@@ -103,7 +103,7 @@ def test_a_target_that_is_away_looks_like_a_reset() -> None:
         client.recv(100)
 
 
-def test_an_answer_is_swallowed_after_the_server_has_done_it(postgres18: Postgres) -> None:
+def test_a_response_can_be_dropped_after_the_server_has_processed_the_request(postgres18: Postgres) -> None:
     url = postgres18.fresh()
     postgres18.sql("CREATE TABLE t (n int)", url)
     with Proxy("127.0.0.1", postgres18.port) as proxy:

@@ -1,4 +1,4 @@
-"""What the cluster did: differences of what instances counted, whoever comes, goes, restarts or has nothing to say."""
+"""Activity of the cluster: differences of counts, even if instances start, stop, restart or report nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from duetime.activity import POINTS_MAX, STEP_SECONDS, Activity, percentile
 from duetime.errors import StoreUnavailable
+from duetime.instants import EPOCH
 from duetime.store import About, Instance
 from duetime.telemetry import LATENESS_SECONDS, Telemetry
 from tests.clocks import START, ManualClock
@@ -17,13 +18,13 @@ BUCKETS = len(LATENESS_SECONDS) + 1
 
 
 def late(**counts: int) -> tuple[int, ...]:
-    """Counts by the upper end of their bucket: ``ms5=3`` is three fires that were 2 to 5 ms late."""
+    """Counts by the upper end of their bucket: ``ms5=3`` is three attempts that were 2 to 5 ms late."""
     ends = [f"ms{round(seconds * 1000)}" for seconds in LATENESS_SECONDS]
     return tuple(counts.get(end, 0) for end in [*ends, "beyond"])
 
 
 class Cluster:
-    """Instances that say what a test has them say; the one that looks is the first."""
+    """Instances whose reports a test sets; the first one computes the activity."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -35,11 +36,11 @@ class Cluster:
     async def look(self) -> list[Instance]:
         if self.away:
             raise StoreUnavailable("away")
-        stale = Instance(owner_id=OURS, about=About(), alive_until=0, shards=())
+        stale = Instance(owner_id=OURS, about=About(), alive_until=EPOCH, shards=())
         return [stale, *self.others.values()]
 
     def say(self, owner_id: bytes, fires: tuple[int, ...], *, seconds: float) -> None:
-        """Have another instance renew so many seconds after the start."""
+        """Send a heartbeat of another instance this many seconds after the start."""
         until = START + round(seconds * 1000) + 10_000
         self.others[owner_id] = Instance(owner_id=owner_id, about=About(fires=fires), alive_until=until, shards=())
 
@@ -57,10 +58,10 @@ def cluster() -> Cluster:
     return Cluster()
 
 
-def test_our_own_fires_are_counted_as_they_are_now(cluster: Cluster) -> None:
+def test_own_attempts_are_counted_up_to_now(cluster: Cluster) -> None:
     cluster.telemetry.lateness(3)
     cluster.step()
-    assert not cluster.activity.points and cluster.activity.since == START + 5000  # where counting starts
+    assert not cluster.activity.points and cluster.activity.since == START + 5000  # the baseline
     for _ in range(10):
         cluster.telemetry.lateness(3)
     cluster.step()
@@ -72,12 +73,12 @@ def test_our_own_fires_are_counted_as_they_are_now(cluster: Cluster) -> None:
     assert cluster.activity.fires() == 11
 
 
-def test_others_are_counted_by_the_time_between_their_renewals(cluster: Cluster) -> None:
+def test_rates_of_others_use_the_time_between_their_heartbeats(cluster: Cluster) -> None:
     cluster.say(THEIRS, late(ms5=1000), seconds=1)
     cluster.step()
     cluster.say(THEIRS, late(ms5=1030), seconds=4)  # 30 in 3 seconds
     cluster.step()
-    cluster.step()  # It has said nothing since: it is taken to be going on.
+    cluster.step()  # No new report: the same rate is assumed.
     cluster.say(THEIRS, late(ms5=1030, ms10=80), seconds=14)  # 80 in 10 seconds
     cluster.step()
     assert cluster.rates == [10, 10, 8]
@@ -85,7 +86,7 @@ def test_others_are_counted_by_the_time_between_their_renewals(cluster: Cluster)
     assert cluster.activity.fires() == 1110
 
 
-def test_who_comes_has_counted_from_nothing_and_who_goes_is_dropped(cluster: Cluster) -> None:
+def test_new_instances_count_from_zero_and_gone_ones_are_dropped(cluster: Cluster) -> None:
     cluster.say(THEIRS, late(ms5=1000), seconds=1)
     cluster.step()
     del cluster.others[THEIRS]
@@ -96,7 +97,7 @@ def test_who_comes_has_counted_from_nothing_and_who_goes_is_dropped(cluster: Clu
     assert cluster.rates == [4, 0]
 
 
-def test_what_an_older_program_does_not_say_is_nothing(cluster: Cluster) -> None:
+def test_missing_counts_of_older_versions_are_zero(cluster: Cluster) -> None:
     cluster.say(THEIRS, (), seconds=1)
     cluster.step()
     cluster.say(THEIRS, (), seconds=4)
@@ -104,7 +105,7 @@ def test_what_an_older_program_does_not_say_is_nothing(cluster: Cluster) -> None
     assert cluster.rates == [0]
 
 
-def test_while_the_store_is_away_there_are_no_points(cluster: Cluster) -> None:
+def test_no_points_while_the_store_is_unavailable(cluster: Cluster) -> None:
     cluster.step()
     cluster.away = True
     with pytest.raises(StoreUnavailable):
@@ -113,10 +114,10 @@ def test_while_the_store_is_away_there_are_no_points(cluster: Cluster) -> None:
     for _ in range(10):
         cluster.telemetry.lateness(3)
     cluster.step()
-    assert cluster.rates == [1]  # in the ten seconds since it was last there
+    assert cluster.rates == [1]  # in the ten seconds since its last report
 
 
-def test_it_goes_on_when_the_store_was_away(cluster: Cluster) -> None:
+def test_sampling_resumes_after_the_store_was_unavailable(cluster: Cluster) -> None:
     async def watch() -> None:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(cluster.activity.run())
@@ -134,7 +135,7 @@ def test_it_goes_on_when_the_store_was_away(cluster: Cluster) -> None:
     assert len(cluster.rates) == 2
 
 
-def test_an_hour_is_kept(cluster: Cluster) -> None:
+def test_one_hour_is_kept(cluster: Cluster) -> None:
     for _ in range(POINTS_MAX + 10):
         cluster.step()
     assert len(cluster.activity.points) == POINTS_MAX

@@ -1,8 +1,9 @@
-"""The limit on open files is divided so that the shares never exceed it, and a process raises its own limit."""
+"""The limit on open files: its shares never exceed it, and a process raises its own limit."""
 
 from __future__ import annotations
 
 import logging
+import resource
 import subprocess
 import sys
 
@@ -26,9 +27,7 @@ def test_shares_and_reserve_fit_into_the_limit(limit: int, connections: int, del
 
 
 @given(LIMITS, WANTED, WANTED)
-def test_neither_side_gets_less_than_half_unless_it_asks_for_less(
-    limit: int, connections: int, deliveries: int
-) -> None:
+def test_neither_side_gets_less_than_half_unless_it_needs_less(limit: int, connections: int, deliveries: int) -> None:
     given = shares(limit, connections=connections, deliveries=deliveries)
     half = (given.inbound_max + given.outbound_max) // 2
     assert given.inbound_max >= min(connections, half)
@@ -36,7 +35,7 @@ def test_neither_side_gets_less_than_half_unless_it_asks_for_less(
 
 
 @given(WANTED, WANTED)
-def test_the_limit_that_a_warning_asks_for_is_enough_and_no_higher(connections: int, deliveries: int) -> None:
+def test_the_limit_in_the_warning_is_exactly_enough(connections: int, deliveries: int) -> None:
     def enough(limit: int) -> bool:
         given = shares(limit, connections=connections, deliveries=deliveries)
         return given.inbound_max == connections and given.outbound_max >= deliveries
@@ -54,14 +53,14 @@ def test_shares_of_the_default_settings(limit: int, inbound_max: int, outbound_m
     assert (given.inbound_max, given.outbound_max) == (inbound_max, outbound_max)
 
 
-def test_a_limit_that_is_too_low_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_limit_that_is_too_low_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     report(shares(1_048_576, connections=10_000, deliveries=4096))
     assert [record.levelname for record in caplog.records] == ["INFO"]
     caplog.clear()
     report(shares(1024, connections=10_000, deliveries=4096))
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
-    assert "448 client connections" in caplog.text and "448 deliveries" in caplog.text
+    assert "448 client connections" in caplog.text and "448 attempts" in caplog.text
 
 
 @pytest.mark.parametrize(("soft", "hard", "raised"), [(100, 300, 300), (300, 300, 300)])
@@ -77,24 +76,24 @@ def test_the_soft_limit_is_raised_to_the_hard_limit(soft: int, hard: int, raised
     ("soft", "hard", "limit", "set_to"),
     [(1024, -1, 1_048_576, 1_048_576), (-1, -1, 1_048_576, None), (2_000_000, -1, 2_000_000, None)],
 )
-def test_infinite_and_large_limits(
+def test_soft_limit_is_raised_to_a_fixed_value_if_the_system_has_none(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, limit: int, set_to: int | None
 ) -> None:
     from duetime import descriptors
 
     calls: list[tuple[int, int]] = []
-    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: (soft, hard))
-    monkeypatch.setattr(descriptors.resource, "setrlimit", lambda _, limits: calls.append(limits))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: calls.append(limits))
     assert descriptors.raise_limit() == limit
     assert calls == ([] if set_to is None else [(set_to, hard)])
 
 
-def test_a_system_that_refuses_a_higher_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_stays_if_the_system_refuses_a_higher_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from duetime import descriptors
 
     def refuse(kind: int, limits: tuple[int, int]) -> None:
         raise ValueError("current limit exceeds maximum limit")
 
-    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: (256, -1))
-    monkeypatch.setattr(descriptors.resource, "setrlimit", refuse)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, -1))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
     assert descriptors.raise_limit() == 256

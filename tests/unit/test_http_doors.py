@@ -1,4 +1,4 @@
-"""The HTTP doors without a server: their answer to each error, a store that fails, and changes in between."""
+"""The HTTP APIs without a server: the response to each error, failures of the store, and concurrent changes."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from duetime.errors import (
     UnknownNamespace,
 )
 from duetime.model import SINGLE_ATTEMPT, HttpTarget, RetryPolicy, Status, Timer
+from duetime.namespaces import Namespaces
 from duetime.service import Service
 from duetime.stores.memory import MemoryStore
 from duetime.telemetry import Telemetry
@@ -41,14 +42,14 @@ HOUR_MS = 3_600_000
 
 
 class Anything:
-    """A deliverer that takes every target."""
+    """A deliverer that accepts every target."""
 
     async def check(self, target: object) -> None:
         pass
 
 
 class Racing(MemoryStore):
-    """Lets something happen behind the first look at a timer, or fails."""
+    """Runs a callback after the first read of a timer, or fails."""
 
     behind: Callable[[], Awaitable[object]] | None = None
     fails: Exception | None = None
@@ -72,10 +73,11 @@ class World:
         self.clock = ManualClock()
         self.store = Racing(self.clock, shards=8)
         deliverers: dict[Any, Deliverer] = {HttpTarget: Anything()}  # type: ignore[dict-item]
-        self.service = Service(self.store, deliverers, self.clock, lambda *timers: None)
+        self.namespaces = Namespaces(self.store, self.clock, lambda: None)
+        self.service = Service(self.store, self.namespaces, deliverers, self.clock, lambda *timers: None)
         self.telemetry = Telemetry()
         self.durable = DurableDoor(
-            *(self.service, Keys(None), self.telemetry, None),  # type: ignore[arg-type]
+            *(self.service, self.namespaces, Keys(None), self.telemetry, None),  # type: ignore[arg-type]
             request_bytes_max=10_000,
             batch_bytes_max=100_000,
             shards=8,
@@ -85,7 +87,7 @@ class World:
     def run(self, story: Callable[[], Awaitable[None]]) -> None:
         async def told() -> None:
             await self.store.open()
-            await self.service.start()
+            await self.namespaces.start()
             await story()
 
         asyncio.run(told())
@@ -100,7 +102,7 @@ class World:
 
 
 class Asked(Request):
-    """A request whose body has come."""
+    """A request whose body has arrived."""
 
     sent: bytes
 
@@ -120,7 +122,7 @@ DURABLE = [
     (PayloadTooLarge("body", "is large"), 413, "PAYLOAD_TOO_LARGE", None),
     (InvalidInput("id", "is odd"), 400, "INVALID_INPUT", None),
     (UnknownNamespace("n"), 400, "UNKNOWN_NAMESPACE", None),
-    (TimerNotFound(), 404, "TIMER_NOT_FOUND", None),
+    (TimerNotFound("default", "a"), 404, "TIMER_NOT_FOUND", None),
     (TimerConflict("taken"), 409, "TIMER_CONFLICT", None),
     (TimerNotFinal("pending"), 409, "TIMER_CONFLICT", None),
     (TimerNotPending("cancel", "failed"), 409, "TIMER_NOT_PENDING", None),
@@ -140,7 +142,7 @@ PLATFORM = [
     (InvalidInput("id", "is odd"), 400, 2, None),
     (TimerNotPending("cancel", "failed"), 400, 2, None),
     (TimerConflict("taken"), 409, 2, None),
-    (TimerNotFound(), 404, 3, None),
+    (TimerNotFound("default", "a"), 404, 3, None),
     (NotFound(), 404, 3, None),
     (MethodNotAllowed(["GET", "PUT"]), 405, 2, ("allow", "GET, PUT")),
     (Unauthorized(), 401, 4, None),
@@ -159,7 +161,9 @@ def told(response: Response) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 @pytest.mark.parametrize(("error", "status", "code", "header"), DURABLE, ids=lambda value: type(value).__name__)
-def test_what_the_durable_door_answers_to_an_error(error: Exception, status: int, code: str, header: Any) -> None:
+def test_error_has_its_status_code_and_headers_in_the_v1_api(
+    error: Exception, status: int, code: str, header: Any
+) -> None:
     response = World().durable.refusal(error)
     said, headers = told(response)
     assert (response.status, said["error"], headers) == (status, code, dict([header] if header else []))
@@ -167,19 +171,21 @@ def test_what_the_durable_door_answers_to_an_error(error: Exception, status: int
 
 
 @pytest.mark.parametrize(("error", "status", "code", "header"), PLATFORM, ids=lambda value: type(value).__name__)
-def test_what_the_platform_door_answers_to_an_error(error: Exception, status: int, code: int, header: Any) -> None:
+def test_error_has_its_status_code_and_headers_in_the_platform_api(
+    error: Exception, status: int, code: int, header: Any
+) -> None:
     response = World().platform.refusal(error)
     said, headers = told(response)
     assert (response.status, said["code"], headers) == (status, code, dict([header] if header else []))
 
 
-def test_a_field_that_was_refused_further_in_has_the_spelling_of_the_door() -> None:
+def test_errors_from_inner_layers_use_the_field_names_of_the_api() -> None:
     said, _ = told(World().durable.refusal(InvalidInput("callback_url", "leads inside")))
     assert (said["details"], said["message"]) == ({"field": "callbackUrl"}, "callbackUrl leads inside")
 
 
 def test_a_batch_fails_as_a_whole_when_the_store_fails() -> None:
-    """A repeat whose time is past is looked up: without an answer nobody knows whether it is one."""
+    """A repeat with a time in the past is looked up: if that fails, it is unknown whether it is a repeat."""
     world = World()
 
     async def story() -> None:
@@ -191,7 +197,7 @@ def test_a_batch_fails_as_a_whole_when_the_store_fails() -> None:
     world.run(story)
 
 
-def test_every_way_to_make_a_timer_is_counted() -> None:
+def test_every_way_to_create_a_timer_is_counted() -> None:
     world = World()
 
     async def story() -> None:
@@ -207,7 +213,7 @@ def test_every_way_to_make_a_timer_is_counted() -> None:
 
 
 @pytest.mark.parametrize("door", ["durable", "platform"])
-def test_an_update_changes_what_is_there_and_not_what_was_there_when_it_looked(door: str) -> None:
+def test_an_update_applies_to_the_current_timer(door: str) -> None:
     world = World()
 
     async def story() -> None:
@@ -229,7 +235,7 @@ def test_an_update_changes_what_is_there_and_not_what_was_there_when_it_looked(d
 
 
 @pytest.mark.parametrize("fails", [StoreUnavailable("away"), TimeoutError()])
-def test_health_says_that_the_store_is_away(fails: Exception) -> None:
+def test_health_reports_an_unavailable_store(fails: Exception) -> None:
     world = World()
 
     async def story() -> None:
@@ -244,15 +250,15 @@ def test_health_says_that_the_store_is_away(fails: Exception) -> None:
 @pytest.mark.parametrize(
     ("ahead_ms", "why"),
     [
-        *((5_000, None), (4_999, "must be in the future by at least 5 seconds")),
+        *((5_000, None), (4_999, "must be in the future by at least 5 seconds;")),
         *(
-            (1, "must be in the future by at least 5 seconds"),
-            (0, "must be in the future"),
-            (-1, "must be in the future"),
+            (1, "must be in the future by at least 5 seconds;"),
+            (0, "must be in the future;"),
+            (-1, "must be in the future;"),
         ),
     ],
 )
-def test_how_far_ahead_a_timer_of_the_platform_has_to_be(ahead_ms: int, why: str | None) -> None:
+def test_the_platform_api_requires_a_minimum_lead_time(ahead_ms: int, why: str | None) -> None:
     world = World()
 
     async def story() -> None:
@@ -262,12 +268,13 @@ def test_how_far_ahead_a_timer_of_the_platform_has_to_be(ahead_ms: int, why: str
             return
         with pytest.raises(InvalidInput) as refused:
             await world.platform.create(asked)
-        assert (refused.value.field, refused.value.reason) == ("execute_at", why)
+        assert refused.value.field == "execute_at"
+        assert refused.value.reason == f"{why} the server's time is {format_time(START)}"
 
     world.run(story)
 
 
-def test_a_finished_timer_can_not_be_updated_whatever_is_wrong_with_the_update() -> None:
+def test_updating_a_finished_timer_fails_before_other_validation() -> None:
     world = World()
 
     async def story() -> None:
@@ -281,15 +288,16 @@ def test_a_finished_timer_can_not_be_updated_whatever_is_wrong_with_the_update()
     world.run(story)
 
 
-def test_what_a_retry_policy_of_the_platform_leaves_out() -> None:
-    """In a new timer it is the default, not that of a timer without a policy; in an update it stays as it is."""
+def test_partial_retry_policy_gets_defaults_in_the_platform_api() -> None:
+    """In a new timer, missing fields get the defaults of a policy, not those of a timer without one; an update keeps
+    them."""
     world = World()
 
     async def policy(id: str) -> RetryPolicy:
         return (await world.service.get("default", id)).definition.retry
 
     async def story() -> None:
-        body = {"execute_at": format_time(START + HOUR_MS), "callback_url": URL}
+        body: dict[str, Any] = {"execute_at": format_time(START + HOUR_MS), "callback_url": URL}
         plain = json.loads((await world.platform.create(request("POST", body))).body)["data"]["id"]
         assert await policy(plain) == SINGLE_ATTEMPT
         body["retry_policy"] = {"initial_interval": "7s"}
@@ -301,7 +309,7 @@ def test_what_a_retry_policy_of_the_platform_leaves_out() -> None:
     world.run(story)
 
 
-def test_a_batch_that_is_read_part_by_part_has_its_key_once_however_it_is_written() -> None:
+def test_a_batch_read_in_parts_has_its_key_once_in_any_notation() -> None:
     world = World()
 
     async def story() -> None:
@@ -312,7 +320,7 @@ def test_a_batch_that_is_read_part_by_part_has_its_key_once_however_it_is_writte
     world.run(story)
 
 
-def test_each_part_of_a_batch_may_be_as_deep_as_a_timer_alone() -> None:
+def test_each_timer_of_a_batch_may_be_nested_as_deep_as_a_single_one() -> None:
     world = World()
 
     async def story() -> None:
@@ -328,18 +336,18 @@ def test_each_part_of_a_batch_may_be_as_deep_as_a_timer_alone() -> None:
 @pytest.mark.parametrize(
     "extra", [{"callback_url": URL}, {"callback_method": "PUT"}, {"callback_headers": {"x-a": "b"}}]
 )
-def test_a_callback_of_nats_does_not_come_with_parts_of_one_of_http(extra: dict[str, Any]) -> None:
+def test_a_nats_callback_must_not_have_http_fields(extra: dict[str, Any]) -> None:
     world = World()
 
     async def story() -> None:
         body = {"execute_at": format_time(START + HOUR_MS), "callback": {"type": "nats", "topic": "a.b"}, **extra}
-        with pytest.raises(InvalidInput, match=r"^callback must not come with callback_url"):
+        with pytest.raises(InvalidInput, match=r"^callback can.t be combined with callback_url"):
             await world.platform.create(request("POST", body))
 
     world.run(story)
 
 
-def test_a_number_of_thousands_of_digits_is_refused_like_any_other_that_is_too_large() -> None:
+def test_a_number_with_thousands_of_digits_is_rejected_as_too_large() -> None:
     world = World()
 
     async def story() -> None:

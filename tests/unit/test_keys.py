@@ -1,4 +1,4 @@
-"""The ids that the service makes, and the keys under which stores keep timers."""
+"""Generated ids, and the keys under which stores keep timers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from duetime.model import timer_uuid
 from tests.clocks import ManualClock
 
 
-# These are in databases: another key would be another timer.
+# Databases contain these keys: with other keys, their timers would not be found.
 @pytest.mark.parametrize(
     ("namespace", "id", "key"),
     [
@@ -23,18 +23,18 @@ from tests.clocks import ManualClock
         ("default", "01A1E332-1E2E-4B02-A550-950F2B9FE475", "01a1e3321e2d8a395012d48512012fbe"),
     ],
 )
-def test_a_key_never_changes(namespace: str, id: str, key: str) -> None:
+def test_storage_keys_are_stable(namespace: str, id: str, key: str) -> None:
     assert timer_uuid(namespace, id).hex() == key
 
 
-def test_what_only_looks_like_a_uuid_has_a_key_of_the_same_length() -> None:
+def test_an_id_that_only_looks_like_a_uuid_has_a_key_of_the_same_length() -> None:
     whole = "01a1e332-1e2e-4b02-a550-950f2b9fe475"
     for place in range(len(whole)):
         for other in (" ", "g", "-", "é", "\n"):
             assert len(timer_uuid("default", whole[:place] + other + whole[place + 1 :])) == 16
 
 
-def test_namespaces_are_told_apart_behind_the_same_beginning() -> None:
+def test_namespaces_with_the_same_prefix_have_different_keys() -> None:
     id = str(uuid.uuid4())
     one, other = timer_uuid("one", id), timer_uuid("other", id)
     assert one[:5] == other[:5] and one[5:] != other[5:]

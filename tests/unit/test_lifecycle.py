@@ -1,4 +1,4 @@
-"""Every arrow of the state machine."""
+"""Every transition of a timer: begin, settle, defer, give up, amend, cancel, replay, renew and command."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from msgspec.structs import replace as as_if
 
 from duetime import lifecycle
 from duetime.errors import TimerNotPending
+from duetime.instants import CreatedAt, ExecuteAt, FireAt, Instant
 from duetime.model import (
     ANSWER_CHARS_KEPT_MAX,
     ATTEMPTS_KEPT_MAX,
@@ -23,7 +24,7 @@ from duetime.model import (
 )
 from duetime.timetext import format_time
 
-NOW = 1_800_000_000_000
+NOW = Instant(1_800_000_000_000)
 OK = Outcome(kind=OutcomeKind.ANSWERED, status=200, body=b'{"ok": true}')
 HTTP_500 = Outcome(kind=OutcomeKind.ANSWERED, status=500, error="HTTP 500")
 
@@ -37,9 +38,9 @@ def pending(**changes: Any) -> Timer:
         id="a",
         shard=1,
         definition=definition,
-        execute_at=NOW,
-        fire_at=NOW,
-        created_at=NOW - 10,
+        execute_at=ExecuteAt(NOW),
+        fire_at=FireAt(NOW),
+        created_at=CreatedAt(NOW - 10),
         updated_at=NOW - 10,
         revision=7,
         firing=7,
@@ -51,24 +52,24 @@ def begun(**changes: Any) -> Timer:
     return lifecycle.begin(pending(**changes), now=NOW, version=3)
 
 
-def settle(timer: Timer, outcome: Outcome, now: int = NOW + 5) -> Timer:
+def settle(timer: Timer, outcome: Outcome, now: Instant = NOW + 5) -> Timer:
     return lifecycle.settle(timer, outcome, sent_at=NOW, now=now, uniform=lambda a, b: b)
 
 
-def test_begin_counts_the_attempt_and_notes_its_deadline_and_version() -> None:
+def test_begin_counts_the_attempt_and_sets_its_deadline_and_version() -> None:
     timer = begun()
     assert (timer.status, timer.attempt, timer.lost, timer.version) == (Status.EXECUTING, 1, 0, 3)
     assert timer.deadline_at == NOW + 2_000 + lifecycle.ATTEMPT_GRACE_MS
     assert timer.revision == 8 and timer.started_at == NOW
 
 
-def test_begin_of_an_executing_timer_counts_the_attempt_before_it_as_lost() -> None:
+def test_begin_of_an_executing_timer_counts_the_previous_attempt_as_lost() -> None:
     again = lifecycle.begin(begun(), now=NOW + 9_000, version=4)
     assert (again.attempt, again.lost, again.version, again.started_at) == (2, 1, 4, NOW)
     assert again.delivery_id == begun().delivery_id
 
 
-def test_success_completes() -> None:
+def test_success_completes_the_timer() -> None:
     timer = settle(begun(), OK)
     assert (timer.status, timer.executed_at, timer.last_error, timer.deadline_at) == (
         Status.COMPLETED,
@@ -98,7 +99,7 @@ def test_lost_attempts_do_not_count_against_the_retries() -> None:
     assert (timer.status, timer.attempt, timer.failures, timer.lost) == (Status.PENDING, 3, 1, 0)
 
 
-def test_a_timer_whose_outcomes_keep_vanishing_is_given_up_with_a_reason() -> None:
+def test_timer_fails_after_too_many_lost_attempts_in_a_row() -> None:
     timer = begun()
     for version in (4, 5, 6):
         timer = lifecycle.begin(timer, now=NOW, version=version)
@@ -108,7 +109,7 @@ def test_a_timer_whose_outcomes_keep_vanishing_is_given_up_with_a_reason() -> No
     assert "3 attempts in a row were never recorded" in str(failed.last_error)
 
 
-def test_an_answer_can_reschedule_and_that_is_a_new_firing() -> None:
+def test_reschedule_by_the_receiver_starts_a_new_firing() -> None:
     at = NOW + 60_000
     body = b'{"ok": false, "nextExecuteAt": "%s"}' % format_time(at).encode()
     timer = begun(failures=1)
@@ -119,18 +120,18 @@ def test_an_answer_can_reschedule_and_that_is_a_new_firing() -> None:
 
 
 @pytest.mark.parametrize(("in_ms", "fires_in_ms"), [(-99_000, 1_000), (0, 1_000), (1_000, 1_000), (1_001, 1_001)])
-def test_an_answer_can_not_make_a_hot_loop(in_ms: int, fires_in_ms: int) -> None:
+def test_reschedule_is_at_least_a_second_ahead(in_ms: int, fires_in_ms: int) -> None:
     body = b'{"ok": false, "nextExecuteAt": "%s"}' % format_time(NOW + in_ms).encode()
     after = settle(begun(), Outcome(kind=OutcomeKind.ANSWERED, status=200, body=body), now=NOW)
     assert (after.execute_at, after.fire_at) == (NOW + fires_in_ms, NOW + fires_in_ms)
 
 
-def test_the_receiver_can_put_a_retry_off() -> None:
+def test_retry_after_delays_a_retry() -> None:
     busy = Outcome(kind=OutcomeKind.ANSWERED, status=503, error="HTTP 503", retry_after_ms=77_000)
     assert settle(begun(), busy, now=NOW).fire_at == NOW + 77_000
 
 
-def test_a_timer_that_waits_or_is_done_belongs_to_no_attempt() -> None:
+def test_timer_that_is_not_executing_has_no_version_and_no_deadline() -> None:
     timers = [
         *(settle(begun(), OK), settle(begun(), HTTP_500), settle(begun(failures=99), HTTP_500)),
         *(lifecycle.defer(begun(), fire_at=NOW, now=NOW), lifecycle.give_up(begun(lost=3), now=NOW)),
@@ -143,7 +144,7 @@ def test_a_timer_that_waits_or_is_done_belongs_to_no_attempt() -> None:
     assert {timer.revision for timer in timers} == {9}
 
 
-def test_the_latest_attempts_are_kept_with_what_came_of_them() -> None:
+def test_latest_attempts_are_kept_with_their_outcomes() -> None:
     timer = pending(definition=as_if(pending().definition, retry=RetryPolicy(max_retries=99, jitter=False)))
     for n in range(ATTEMPTS_KEPT_MAX + 3):
         begun = lifecycle.begin(timer, now=timer.fire_at, version=3)
@@ -156,12 +157,12 @@ def test_the_latest_attempts_are_kept_with_what_came_of_them() -> None:
     assert kept[-1].firing == timer.firing and kept[-1].error == "no"
 
 
-def test_a_clock_that_was_put_back_makes_no_negative_duration() -> None:
+def test_duration_is_not_negative_after_the_clock_was_set_back() -> None:
     after = lifecycle.settle(begun(), OK, sent_at=NOW, now=NOW - 50, uniform=max)
     assert after.attempts[0].duration_ms == 0
 
 
-def test_a_replay_is_a_new_firing_now_of_a_timer_that_was_not_executed_yet() -> None:
+def test_replay_starts_a_new_firing_now() -> None:
     done = settle(begun(), OK)
     again = lifecycle.replay(done, now=NOW + 99)
     assert done.executed_at == NOW + 5
@@ -169,7 +170,7 @@ def test_a_replay_is_a_new_firing_now_of_a_timer_that_was_not_executed_yet() -> 
     assert again.delivery_id != done.delivery_id and again.attempts == done.attempts
 
 
-def test_a_timer_in_the_place_of_another_is_a_new_firing_with_the_time_of_the_first_creation() -> None:
+def test_replacement_starts_a_new_firing_and_keeps_the_time_of_creation() -> None:
     before, new = pending(created_at=NOW - 10, revision=7, firing=7), pending(created_at=NOW, revision=500, firing=500)
     after = lifecycle.renew(before, new)
     assert (after.created_at, after.revision, after.firing) == (NOW - 10, 8, 8)
@@ -191,11 +192,19 @@ def test_a_timer_in_the_place_of_another_is_a_new_firing_with_the_time_of_the_fi
         ("answer", 200, b'{"ok": false, "nextExecuteAt": "tomorrow"}', False),
         ("answer", 200, b'{"ok": "yes"}', False),
         ("answer", 200, b"OK", False),
-        ("answer", 200, b"", False),
+        ("answer", 200, b"", True),
+        ("answer", 204, b"", True),
+        ("answer", 299, b"", True),
+        ("answer", 300, b"", False),
+        ("answer", 500, b"", False),
+        ("answer", 200, b" ", False),
+        ("answer", 202, b"queued", False),
         ("answer", 500, b'{"ok": true}', False),
     ],
 )
-def test_what_an_answer_means(protocol: str, status: int, body: bytes, completes: bool) -> None:
+def test_response_completes_or_fails_the_attempt_by_its_protocol(
+    protocol: str, status: int, body: bytes, completes: bool
+) -> None:
     timer = begun()
     timer = as_if(timer, definition=as_if(timer.definition, protocol=ResponseProtocol(protocol)))
     after = settle(timer, Outcome(kind=OutcomeKind.ANSWERED, status=status, body=body))
@@ -203,32 +212,92 @@ def test_what_an_answer_means(protocol: str, status: int, body: bytes, completes
     assert (after.last_error is None) is completes
 
 
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(200, b"<html>"), (200, b"{}"), (200, b'{"ok": "yes"}'), (202, b"queued"), (201, b'{"ok": true}')],
+)
+def test_error_of_an_unexpected_body_says_what_was_expected(status: int, body: bytes) -> None:
+    error = settle(begun(), Outcome(kind=OutcomeKind.ANSWERED, status=status, body=body)).last_error
+    assert error is not None and len(error) < lifecycle.ERROR_LENGTH_MAX
+    assert '{"ok": true}' in error and "empty body" in error and 'responseProtocol "status"' in error
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"OK", 'the response body "OK" is not JSON; expected'),
+        ("é".encode() * 50, f'the response body "{"é" * 39}…" is not JSON; expected'),
+        (b"\xff", 'the response body "\ufffd" is not JSON; expected'),
+        (b"{}", "response body not understood: Object missing required field `ok`; expected"),
+    ],
+)
+def test_error_of_an_unexpected_body_says_what_is_wrong_with_it(body: bytes, error: str) -> None:
+    last_error = settle(begun(), Outcome(kind=OutcomeKind.ANSWERED, status=200, body=body)).last_error
+    assert last_error is not None and last_error.startswith(error)
+
+
+@pytest.mark.parametrize("time", [b'"tomorrow"', b"5"])
+def test_error_of_a_wrong_time_to_reschedule_to_names_only_the_time(time: bytes) -> None:
+    body = b'{"ok": false, "nextExecuteAt": %s}' % time
+    error = settle(begun(), Outcome(kind=OutcomeKind.ANSWERED, status=200, body=body)).last_error
+    assert error is not None and "nextExecuteAt" in error and "expected 200" not in error
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"ok": false, "retry": false}', Status.FAILED),
+        (b'{"ok": false, "retry": true}', Status.PENDING),
+        (b'{"ok": false, "retry": "no"}', Status.PENDING),
+        (b'{"ok": true, "retry": false}', Status.COMPLETED),
+        (b'{"ok": false, "retry": false, "nextExecuteAt": "2999-01-01T00:00:00Z"}', Status.PENDING),
+    ],
+)
+def test_receiver_can_reject_retries(body: bytes, status: Status) -> None:
+    after = settle(begun(), Outcome(kind=OutcomeKind.ANSWERED, status=200, body=body))
+    assert (after.status, after.attempt > 0) == (status, b"nextExecuteAt" not in body)
+
+
+@pytest.mark.parametrize("protocol", ResponseProtocol)
+@pytest.mark.parametrize(
+    ("http_status", "status"),
+    [(404, Status.FAILED), (410, Status.FAILED), (400, Status.PENDING), (500, Status.PENDING), (None, Status.PENDING)],
+)
+def test_policy_gives_up_on_statuses(protocol: ResponseProtocol, http_status: int | None, status: Status) -> None:
+    timer = begun()
+    retry = as_if(timer.definition.retry, give_up_on=(404, 410))
+    timer = as_if(timer, definition=as_if(timer.definition, retry=retry, protocol=protocol))
+    kind = OutcomeKind.TIMED_OUT if http_status is None else OutcomeKind.ANSWERED
+    after = settle(timer, Outcome(kind=kind, status=http_status))
+    assert (after.status, after.attempt) == (status, 1)
+
+
 @pytest.mark.parametrize("kind", [OutcomeKind.UNREACHABLE, OutcomeKind.TIMED_OUT, OutcomeKind.REFUSED])
-def test_no_answer_is_a_failure_with_its_reason(kind: OutcomeKind) -> None:
+def test_attempt_without_a_response_fails_with_its_reason(kind: OutcomeKind) -> None:
     after = settle(begun(), Outcome(kind=kind, error="because" * 1_000))
     assert after.status is Status.PENDING
     assert after.last_error is not None and len(after.last_error) == lifecycle.ERROR_LENGTH_MAX
 
 
-def test_a_failure_that_will_not_change_is_not_retried() -> None:
+def test_final_failure_is_not_retried() -> None:
     after = settle(begun(), Outcome(kind=OutcomeKind.REFUSED, error="closed", final=True))
     assert (after.status, after.last_error, after.attempt) == (Status.FAILED, "closed", 1)
 
 
-def test_a_deferred_attempt_is_not_spent() -> None:
+def test_deferred_attempt_is_not_counted() -> None:
     timer = lifecycle.defer(begun(), fire_at=NOW + 1_000, now=NOW)
     assert (timer.status, timer.attempt, timer.fire_at, timer.execute_at) == (Status.PENDING, 0, NOW + 1_000, NOW)
     assert timer.deadline_at is None
 
 
-# What holds an attempt back spends no part of the retry window.
+# The time for which attempts are held back does not count towards the retry window.
 
 HOUR = 3_600_000
 WINDOW = as_if(pending().definition, retry=RetryPolicy(max_retries=99, max_duration_ms=HOUR, jitter=False))
 
 
 def fail(timer: Timer, *, late_ms: int = 0, took_ms: int = 0) -> Timer:
-    """Begin the timer when it is due or later, and have the attempt fail."""
+    """Begin the timer when it is due, or later, and let the attempt fail."""
     at = timer.fire_at + late_ms
     begun = lifecycle.begin(timer, now=at, version=3)
     return lifecycle.settle(begun, HTTP_500, sent_at=at, now=at + took_ms, uniform=lambda a, b: b)
@@ -243,7 +312,7 @@ def attempts_within(window: Timer, **each: int) -> int:
 
 @pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("deferrals", [1, 3])
-def test_the_window_opens_with_the_first_attempt_that_was_sent(away: bool, deferrals: int) -> None:
+def test_retry_window_starts_with_the_first_sent_attempt(away: bool, deferrals: int) -> None:
     timer = pending(definition=WINDOW)
     for n in range(deferrals):
         begun = lifecycle.begin(timer, now=NOW + n * HOUR, version=3)
@@ -253,7 +322,7 @@ def test_the_window_opens_with_the_first_attempt_that_was_sent(away: bool, defer
     assert (first.status, first.fire_at, first.started_at) == (Status.PENDING, NOW + 5 * HOUR + 30_000, NOW + 5 * HOUR)
 
 
-def test_the_window_opens_when_the_attempt_leaves_and_not_when_it_is_begun() -> None:
+def test_retry_window_starts_when_the_attempt_is_sent_and_not_when_it_is_begun() -> None:
     begun = lifecycle.begin(pending(definition=WINDOW), now=NOW, version=3)
     after = lifecycle.settle(begun, HTTP_500, sent_at=NOW + HOUR, now=NOW + HOUR + 9, uniform=lambda a, b: b)
     assert (after.status, after.fire_at, after.started_at) == (Status.PENDING, NOW + HOUR + 30_009, NOW + HOUR)
@@ -264,12 +333,12 @@ def test_time_for_which_retries_are_held_back_does_not_count() -> None:
     assert punctual > 5
     assert attempts_within(pending(definition=WINDOW), late_ms=2 * HOUR) == punctual
     assert attempts_within(pending(definition=WINDOW), late_ms=1) == punctual
-    # The time that attempts take does.
+    # The duration of attempts counts.
     assert attempts_within(pending(definition=WINDOW), took_ms=600_000) < punctual
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_the_window_moves_along_when_a_retry_is_put_off(away: bool) -> None:
+def test_deferral_of_a_retry_extends_the_retry_window(away: bool) -> None:
     timer = fail(pending(definition=WINDOW))
     opened = timer.started_at
     assert opened == NOW
@@ -279,12 +348,12 @@ def test_the_window_moves_along_when_a_retry_is_put_off(away: bool) -> None:
     as_it_was = lifecycle.defer(begun, fire_at=timer.fire_at, now=NOW, away=away)
     assert as_it_was.started_at == NOW
     assert fail(put_off).status is Status.PENDING
-    # Sent before its time, as by a clock that is behind, it does not close the window sooner.
+    # An attempt sent early, by a clock that is behind, does not shorten the window.
     early = lifecycle.settle(begun, HTTP_500, sent_at=timer.fire_at - 40, now=timer.fire_at, uniform=lambda a, b: b)
     assert early.started_at == NOW
 
 
-def test_attempts_that_were_lost_do_not_open_the_window() -> None:
+def test_lost_attempts_do_not_start_the_retry_window() -> None:
     lost = lifecycle.begin(
         lifecycle.begin(pending(definition=WINDOW), now=NOW, version=3), now=NOW + 2 * HOUR, version=4
     )
@@ -294,13 +363,13 @@ def test_attempts_that_were_lost_do_not_open_the_window() -> None:
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_a_deferral_keeps_the_lost_attempts_unless_the_carrier_was_away(away: bool) -> None:
+def test_deferral_keeps_the_lost_attempts_unless_the_carrier_was_unavailable(away: bool) -> None:
     lost = lifecycle.begin(begun(lost=1), now=NOW, version=4)
     after = lifecycle.defer(lost, fire_at=NOW, now=NOW, away=away)
     assert (after.lost, after.attempt) == (0 if away else 2, 1)
 
 
-def test_every_new_firing_has_lost_and_failed_nothing() -> None:
+def test_new_firing_has_no_lost_and_no_failed_attempts() -> None:
     troubled = as_if(begun(), attempt=5, failures=3, lost=2, last_error="HTTP 500", version=3)
     waiting = as_if(troubled, status=Status.PENDING)
     answer = Outcome(kind=OutcomeKind.ANSWERED, status=200, body=b'{"ok":false,"nextExecuteAt":"2990-01-01T00:00:00Z"}')
@@ -316,7 +385,7 @@ def test_every_new_firing_has_lost_and_failed_nothing() -> None:
         assert (timer.status, timer.deadline_at is None or timer is firings[1]) == (Status.PENDING, True)
 
 
-def test_amend_moves_a_pending_timer_and_starts_anew() -> None:
+def test_amend_moves_a_pending_timer_and_starts_a_new_firing() -> None:
     retried = settle(begun(), HTTP_500)
     moved = lifecycle.amend(retried, now=NOW, execute_at=NOW + 99)
     assert (moved.execute_at, moved.fire_at, moved.attempt, moved.failures) == (NOW + 99, NOW + 99, 0, 0)
@@ -324,7 +393,7 @@ def test_amend_moves_a_pending_timer_and_starts_anew() -> None:
 
 
 @pytest.mark.parametrize("status", [s for s in Status if s is not Status.PENDING])
-def test_only_a_pending_timer_can_be_changed(status: Status) -> None:
+def test_only_pending_timers_can_be_changed(status: Status) -> None:
     timer = pending(status=status)
     with pytest.raises(TimerNotPending, match=f"cannot update timer with status '{status}'"):
         lifecycle.amend(timer, now=NOW)
@@ -332,7 +401,7 @@ def test_only_a_pending_timer_can_be_changed(status: Status) -> None:
         lifecycle.cancel(timer, now=NOW)
 
 
-def test_every_write_moves_the_revision() -> None:
+def test_every_write_increments_the_revision() -> None:
     timer = pending()
     for after in (
         lifecycle.amend(timer, now=NOW),
@@ -348,13 +417,13 @@ def test_every_write_moves_the_revision() -> None:
         ("7@1000", "8@1001", True),
         ("7@1000", "7@1000", False),
         ("7@1000", "6@999", False),
-        ("10@1000", "9@999", False),  # as numbers, not as texts
-        ("7@1000", "1@2000", True),  # a new stream counts anew
-        ("7@1000", "8@900", True),  # a clock that was put back
-        ("", "1@1", True),  # made before commands left a stamp
+        ("10@1000", "9@999", False),  # compared as numbers
+        ("7@1000", "1@2000", True),  # a new stream starts at 1 again
+        ("7@1000", "8@900", True),  # the clock was set back
+        ("", "1@1", True),  # created by a version without stamps
     ],
 )
-def test_a_later_command_moves_a_pending_timer(before: str, stamp: str, moves: bool) -> None:
+def test_later_command_moves_a_pending_timer(before: str, stamp: str, moves: bool) -> None:
     timer = pending(fingerprint=before)
     after = lifecycle.command(timer, execute_at=NOW + 1, stamp=stamp, now=NOW)
     if not moves:
@@ -367,26 +436,26 @@ def test_a_later_command_moves_a_pending_timer(before: str, stamp: str, moves: b
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_a_command_moves_what_was_begun_and_never_sent(away: bool) -> None:
+def test_command_moves_a_timer_whose_attempt_was_never_sent(away: bool) -> None:
     timer = lifecycle.defer(begun(fingerprint="1@1"), fire_at=NOW, now=NOW, away=away)
-    # A row that an older version put back kept the time of its begin.
+    # Older versions kept the time of the begin when they deferred a timer.
     for waiting in (timer, as_if(timer, started_at=NOW - 99)):
         after = lifecycle.command(waiting, execute_at=NOW + HOUR, stamp="2@2", now=NOW)
         assert (after.execute_at, after.fire_at, after.fingerprint) == (NOW + HOUR, NOW + HOUR, "2@2")
 
 
-def test_a_command_leaves_alone_what_was_reached() -> None:
+def test_command_does_not_change_a_timer_whose_attempt_may_have_been_sent() -> None:
     retried = settle(begun(fingerprint="1@1"), HTTP_500)
     assert retried.status is Status.PENDING
     lost = lifecycle.defer(
         lifecycle.begin(begun(fingerprint="1@1"), now=NOW, version=4), fire_at=NOW, now=NOW, away=True
     )
-    assert (lost.status, lost.attempt) == (Status.PENDING, 1)  # The attempt that was lost may have been sent.
+    assert (lost.status, lost.attempt) == (Status.PENDING, 1)  # the lost attempt may have been sent
     for timer in (retried, lost, begun(fingerprint="1@1"), lifecycle.cancel(pending(), now=NOW), settle(begun(), OK)):
         assert lifecycle.command(timer, execute_at=NOW + 1, stamp="2@2", now=NOW) is timer
 
 
-def test_a_command_moves_what_another_door_made_and_leaves_it_its_fingerprint() -> None:
+def test_command_moves_a_timer_of_another_api_and_keeps_its_fingerprint() -> None:
     timer = pending(fingerprint="0123456789abcdef")
     after = lifecycle.command(timer, execute_at=NOW + 1, stamp="2@2", now=NOW)
     assert (after.execute_at, after.fingerprint) == (NOW + 1, timer.fingerprint)

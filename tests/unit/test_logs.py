@@ -1,4 +1,4 @@
-"""Log lines: what a client sends neither makes a line of its own nor acts on a terminal."""
+"""Log lines: text from clients can't forge a line or control a terminal."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def written(text: str, *, raised: bool = False) -> str:
         ("\x00\x7f", "\\x00\\x7f"),
     ],
 )
-def test_what_can_not_be_printed_is_escaped(text: str, shown: str) -> None:
+def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
     assert written(text) == f"INFO a client says {shown}"
 
 
-def test_a_traceback_keeps_its_lines_and_nothing_else() -> None:
+def test_a_traceback_keeps_only_its_own_line_breaks() -> None:
     lines = written("bad\x1b[2J", raised=True).splitlines()
     assert lines[0] == "INFO a client says bad\\x1b[2J"
     assert lines[1] == "Traceback (most recent call last):" and lines[-1] == "ValueError: bad\\x1b[2J"

@@ -1,4 +1,4 @@
-"""What is thought of a stream that is there already, and which subjects one takes."""
+"""Problems of existing streams, and which subjects a stream covers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from duetime.brokers.nats import Names, NatsBroker
         ("a.*.c", "a.b.c"),
     ],
 )
-def test_it_takes_the_subject(pattern: str, subject: str) -> None:
+def test_pattern_covers_subject(pattern: str, subject: str) -> None:
     assert nats._covers(pattern, subject)
 
 
@@ -48,7 +48,7 @@ def test_it_takes_the_subject(pattern: str, subject: str) -> None:
         ("ab", "a"),
     ],
 )
-def test_it_does_not(pattern: str, subject: str) -> None:
+def test_pattern_does_not_cover_subject(pattern: str, subject: str) -> None:
     assert not nats._covers(pattern, subject)
 
 
@@ -57,30 +57,30 @@ def _judged(**changes: Any) -> list[str]:
     return nats._problems(wanted, wanted.evolve(**changes))
 
 
-def test_what_is_made_here_is_well() -> None:
+def test_streams_created_by_duetime_have_no_problems() -> None:
     broker = NatsBroker("nats://127.0.0.1", Names())
     for config in broker._streams():
-        there = config.evolve(duplicate_window=config.duplicate_window or 120.0)  # as the server has it if nobody says
+        there = config.evolve(duplicate_window=config.duplicate_window or 120.0)  # the server's default
         assert nats._problems(config, there) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"subjects": ["timer.commands.schedule.acme"]}, "does not take the subject timer.commands.schedule.*"),
-        ({"subjects": None}, "does not take the subject timer.commands.schedule.*"),
-        ({"storage": StorageType.MEMORY}, "kept in memory"),
+        ({"subjects": ["timer.commands.schedule.acme"]}, "does not have the subject timer.commands.schedule.*"),
+        ({"subjects": None}, "does not have the subject timer.commands.schedule.*"),
+        ({"storage": StorageType.MEMORY}, "stored in memory"),
         ({"discard": DiscardPolicy.OLD, "max_msgs": 10}, "drops its oldest messages silently"),
         ({"discard": DiscardPolicy.OLD, "max_bytes": 10}, "drops its oldest messages silently"),
-        ({"max_msgs_per_subject": 1}, "keeps 1 messages of a subject"),
+        ({"max_msgs_per_subject": 1}, "keeps 1 messages per subject"),
         ({"max_age": 3600.0}, "drops messages silently after 3600 s"),
-        ({"no_ack": True}, "confirms nothing"),
+        ({"no_ack": True}, "sends no acks"),
         ({"duplicate_window": 60.0}, "forgets message ids after 60 s"),
-        ({"retention": RetentionPolicy.INTEREST}, "while no consumer waits"),
+        ({"retention": RetentionPolicy.INTEREST}, "while it has no consumer"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_stream_that_would_drop_silently(changes: dict[str, Any], problem: str) -> None:
+def test_a_stream_that_may_lose_messages_has_problems(changes: dict[str, Any], problem: str) -> None:
     [found] = _judged(**changes)
     assert problem in found
 
@@ -92,7 +92,7 @@ def test_a_stream_that_would_drop_silently(changes: dict[str, Any], problem: str
         {"subjects": ["other", "timer.commands.*.*"]},
         {"discard": DiscardPolicy.OLD},  # never full
         {"discard": DiscardPolicy.OLD, "max_msgs": -1, "max_bytes": -1},
-        {"max_msgs": 10},  # refuses new ones, and the sender hears of it
+        {"max_msgs": 10},  # rejects new messages, so the publisher gets an error
         {"max_msgs_per_subject": 5, "discard_new_per_subject": True},
         {"max_age": 7 * 86_400.0},
         {"duplicate_window": 120.0},
@@ -100,7 +100,7 @@ def test_a_stream_that_would_drop_silently(changes: dict[str, Any], problem: str
     ],
     ids=str,
 )
-def test_a_stream_that_is_as_good(changes: dict[str, Any]) -> None:
+def test_an_equivalent_stream_has_no_problems(changes: dict[str, Any]) -> None:
     assert _judged(**changes) == []
 
 
@@ -109,14 +109,14 @@ def test_a_stream_that_is_as_good(changes: dict[str, Any]) -> None:
     [
         ({"ack_policy": AckPolicy.NONE}, "explicit acks"),
         ({"ack_policy": AckPolicy.ALL}, "explicit acks"),
-        ({"max_deliver": 3}, "gives up on a command after 3 deliveries"),
+        ({"max_deliver": 3}, "drops a command after 3 deliveries"),
         ({"deliver_subject": "push"}, "push consumer"),
-        ({"filter_subject": "timer.commands.schedule.acme"}, "does not give out all"),
-        ({"filter_subjects": ["a", "b"]}, "does not give out all"),
+        ({"filter_subject": "timer.commands.schedule.acme"}, "does not deliver all"),
+        ({"filter_subjects": ["a", "b"]}, "does not deliver all"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_consumer_that_would_lose_commands(changes: dict[str, Any], problem: str) -> None:
+def test_a_consumer_that_may_lose_commands_has_problems(changes: dict[str, Any], problem: str) -> None:
     broker = NatsBroker("nats://127.0.0.1", Names())
     [found] = broker._consumer_problems(ConsumerConfig(durable_name="duetime").evolve(**changes))
     assert problem in found
@@ -124,14 +124,14 @@ def test_a_consumer_that_would_lose_commands(changes: dict[str, Any], problem: s
         assert broker._consumer_problems(ConsumerConfig(durable_name="duetime").evolve(**well)) == []
 
 
-def test_the_number_and_the_time_of_a_command() -> None:
+def test_sequence_number_and_time_of_a_command_are_parsed() -> None:
     at = 1_700_000_000_000_000_000
     assert nats._place("$JS.ACK.TIMER_COMMANDS.duetime.2.17.33.1700000000000000000.4") == (17, at)
     assert nats._place("$JS.ACK.hub.ACCOUNT.TIMER_COMMANDS.duetime.2.17.33.1700000000000000000.4") == (17, at)
     assert nats._place("$JS.ACK.hub.ACCOUNT.TIMER_COMMANDS.duetime.2.17.33.1700000000000000000.4.random") == (17, at)
 
 
-def test_what_a_stream_answers() -> None:
+def test_publish_acks_are_decoded() -> None:
     assert nats._published(b'{"stream": "S", "seq": 7, "duplicate": true}').error is None
     failure = nats._published(b'{"error": {"code": 503, "err_code": 10077, "description": "full"}}').error
     assert failure is not None and failure.description == "full"
@@ -139,6 +139,6 @@ def test_what_a_stream_answers() -> None:
         nats._published(b"hello")
 
 
-def test_the_stream_of_commands_is_a_queue() -> None:
+def test_the_stream_of_commands_is_a_work_queue() -> None:
     config: StreamConfig = NatsBroker("nats://127.0.0.1", Names())._streams()[0]
     assert config.retention == RetentionPolicy.WORK_QUEUE and not config.max_age

@@ -1,4 +1,4 @@
-"""Where timers live and who should own them."""
+"""The shards of timers, and the instances that should own them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter
 
 from duetime.sharding import assigned, shard_of
 
-# These are in databases: a change of the arithmetic would look for timers where they are not.
+# Databases contain these shards: with other results, timers would not be found.
 KNOWN = [("default", "a", 64, 64), ("default", "b", 64, 64), ("billing", "order-1", 4, 64)]
 
 
-def test_the_arithmetic_never_changes() -> None:
+def test_shards_of_timers_are_stable() -> None:
     found = [shard_of(ns, id, namespace_shards=of, shards=n) for ns, id, of, n in KNOWN]
     assert found == [48, 61, 42]
 

@@ -1,4 +1,4 @@
-"""Callback URLs: what is accepted, what is refused, and what an origin is."""
+"""Callback URLs: accepted and refused URLs, and origins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from duetime.urls import origin_of, parse_url
         ("http://localhost:65535//x", False, "localhost", 65535, "localhost:65535", "//x", None),
     ],
 )
-def test_a_url_is_taken_apart(
+def test_a_url_is_parsed(
     text: str, tls: bool, host: str, port: int, authority: str, target: str, address: str | None
 ) -> None:
     url = parse_url(text)
@@ -132,13 +132,13 @@ def test_a_url_is_taken_apart(
         "http://example.com/" + "x" * 2048,
     ],
 )
-def test_a_doubtful_url_is_refused(text: str) -> None:
+def test_an_ambiguous_url_is_rejected(text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_url(text)
     assert caught.value.field == "callback_url"
 
 
-def test_the_field_is_the_doors_own_and_the_longest_url_is_fine() -> None:
+def test_errors_name_the_given_field_and_the_longest_url_is_accepted() -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_url("nonsense", "callbackUrl")
     assert caught.value.field == "callbackUrl"
@@ -147,7 +147,7 @@ def test_the_field_is_the_doors_own_and_the_longest_url_is_fine() -> None:
 
 @settings(deadline=None)
 @given(st.text(max_size=60).map(lambda tail: f"http://{tail}") | st.text(max_size=60))
-def test_any_text_is_parsed_or_refused_and_what_is_parsed_is_safe_to_send(text: str) -> None:
+def test_any_text_is_rejected_or_parsed_into_safe_parts(text: str) -> None:
     try:
         url = parse_url(text)
     except InvalidInput:
@@ -159,7 +159,7 @@ def test_any_text_is_parsed_or_refused_and_what_is_parsed_is_safe_to_send(text: 
     assert url.target.startswith("/")
 
 
-# The origin.
+# Origins.
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_an_invalid_url_has_a_reason_for_an_origin(text: str) -> None:
 
 @settings(deadline=None)
 @given(st.text(max_size=60).map(lambda tail: f"http://{tail}") | st.text(max_size=60))
-def test_any_text_has_an_origin_that_is_the_parsers_own(text: str) -> None:
+def test_origin_of_agrees_with_the_parser_for_any_text(text: str) -> None:
     origin = origin_of(text)
     try:
         assert origin == parse_url(text).origin

@@ -1,1 +1,1 @@
-"""The last release and this version on one database: upgraded and rolled back under load, and what came of it."""
+"""The previous release and this version on one database: upgrade and rollback under load."""

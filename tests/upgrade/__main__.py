@@ -1,4 +1,4 @@
-"""The command: upgrades and rolls back for a while, and says what came of it."""
+"""The command: upgrades and rolls back for a while, and reports the results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.upgrade.run import Options, run
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.upgrade", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="how often to upgrade and roll back [3]")
+    parser.add_argument("--rounds", type=int, default=3, help="number of upgrades and rollbacks [3]")
     parser.add_argument("--rate", type=float, default=100.0, help="timers per second [100]")
     parser.add_argument("--phase", type=float, default=15.0, help="seconds between two switches [15]")
-    parser.add_argument("--seed", type=int, default=1, help="of what happens to the timers [1]")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the load [1]")
     given = parser.parse_args()
     options = Options(rate=given.rate, phase_seconds=given.phase, rounds=given.rounds, seed=given.seed)
     failed = 0

@@ -1,5 +1,5 @@
-"""Clients of whatever instances serve: timers at a steady rate, some moved, some canceled, some answered with an error
-at first; and the receiver that they are for. Everything that was said and received is kept."""
+"""Clients of all running instances: create timers at a steady rate, of which some are moved, some canceled, and some
+fail at first; and the receiver of their callbacks. Records everything sent and received."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.upgrade.program import Instance
 NAMESPACES = ("default", "signed", "held")
 AHEAD_SECONDS = (0.3, 2.5)
 CANCELED, MOVED, REFUSED_AT_FIRST = 0.15, 0.3, 0.5
-"""Up to which share of the timers something happens to them."""
+"""Cumulative shares of the timers with a special plan."""
 TRIES_MAX = 100
 NO = Reply(status=500, body=b"not yet")
 
@@ -36,7 +36,7 @@ class Timer:
 
 @dataclass
 class Got:
-    """What the receiver got for one timer: when each request came, by its delivery id."""
+    """What the receiver got for one timer: the time of each request, by delivery id."""
 
     requests: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -44,7 +44,7 @@ class Got:
 class Load:
     def __init__(self, receiver: Receiver, *, rate: float, seed: int) -> None:
         self.serving: list[Instance] = []
-        """Who is asked, in turn."""
+        """The instances to use, in turn."""
         self.timers: dict[tuple[str, str], Timer] = {}
         self.got: dict[tuple[str, str], Got] = defaultdict(Got)
         self.wrong: list[str] = []
@@ -69,7 +69,7 @@ class Load:
         self._clients.close()
 
     async def live(self, namespace: str, ahead_seconds: float | None = None) -> None:
-        """Make a timer, and do to it what was drawn for it."""
+        """Create a timer and carry out its random plan."""
         fate = self._draw.random()
         timer = Timer(namespace, f"t{len(self.timers)}", refused_at_first=MOVED <= fate < REFUSED_AT_FIRST)
         self.timers[namespace, timer.id] = timer
@@ -98,7 +98,8 @@ class Load:
     async def ask(
         self, method: str, path: str, body: object = None, *, tries_max: int = TRIES_MAX, of: Instance | None = None
     ) -> Answer | None:
-        """The answer of this instance or of whoever is next; asked again, maybe of another one, if there is none."""
+        """The response of this instance or the next; without a response, the request is repeated, perhaps on another
+        one."""
         answer = None
         for _ in range(tries_max):
             self._turn += 1
@@ -125,7 +126,7 @@ class Load:
         return NO if body["payload"] and len(requests) == 1 else OK
 
     def open_timers(self) -> list[Timer]:
-        """Those that are owed and have not come yet."""
+        """Timers that are owed and have not arrived."""
         return [timer for timer in self.timers.values() if self._owed(timer) and not self._done(timer)]
 
     def _owed(self, timer: Timer) -> bool:
@@ -136,7 +137,7 @@ class Load:
         return any(len(each) > timer.refused_at_first for each in requests)
 
     def violations(self) -> list[str]:
-        """What is lost, fired after its cancel, or delivered twice."""
+        """Timers that were lost, fired after their cancel, or delivered twice."""
         found = list(self.wrong)
         found += [f"lost: {timer}" for timer in self.open_timers()]
         for timer in self.timers.values():

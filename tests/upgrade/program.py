@@ -1,4 +1,4 @@
-"""The program of the last release, from the history of this repository, run beside the one here."""
+"""The previous release, from the history of this repository, run next to this version."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LEASE_SECONDS = 10
 
 
 class NoHistory(Exception):
-    """The repository does not have the commit of the last release."""
+    """The repository does not contain the commit of the previous release."""
 
 
 def last_release(directory: Path) -> Path:
-    """The sources of the last release, written there."""
+    """Write the sources of the previous release to a directory."""
     git = ["git", "-C", str(ROOT)]
     try:
         pack = [*git, "archive", "--format=zip", LAST_RELEASE, "src"]
@@ -33,7 +33,7 @@ def last_release(directory: Path) -> Path:
 
 
 class Instance(Duetime):
-    """One instance, of the last release or of this version, on a port that stays its own."""
+    """One instance, of the previous release or of this version, on a fixed port."""
 
     def __init__(self, directory: Path, sources: Path, database_url: str) -> None:
         inherited = os.environ.get("PYTHONPATH", "")

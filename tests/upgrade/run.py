@@ -1,7 +1,9 @@
-"""Upgrade and roll back under load: the last release alone, both, this version alone, both, the last release, this one.
+"""Upgrade and rollback under load: previous release only, both, this version only, both, previous release, this
+version.
 
-Instances are stopped gracefully, so nothing may come twice. One namespace is paused across each switch, has timers fall
-due meanwhile and is resumed by the other version; others have secrets, which no callback may go without.
+Instances are stopped gracefully, so nothing may be delivered twice. Around each switch, one namespace is paused, has
+timers fall due meanwhile, and is resumed by the other version; other namespaces have secrets, and each of their
+callbacks must be signed.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.postgres import Postgres
 from tests.servers import Receiver, until
@@ -21,7 +24,7 @@ from tests.upgrade.program import ROOT, Instance, last_release
 
 PATIENCE_SECONDS = 60.0
 HELD = 5
-"""How many timers fall due while their namespace is paused, besides those of the load."""
+"""The number of timers that fall due while their namespace is paused, in addition to the load."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,14 @@ class Upgrade:
         try:
             await self._phase("the last release alone")
             for _ in range(self._options.rounds):
-                await self._pause()  # The last release parks what falls due.
+                await self._pause()  # The previous release parks timers that fall due.
                 await self._replace(1, "new")
                 await self._phase("both, upgrading")
                 await self._change_by_turns()
                 await self._replace(0, "new")
                 await self._resume()
                 await self._phase("this version alone")
-                await self._pause()  # This version leaves it in its lane.
+                await self._pause()  # This version leaves them in their lanes.
                 await self._replace(1, "old")
                 await self._phase("both, rolling back")
                 await self._replace(0, "old")
@@ -72,9 +75,9 @@ class Upgrade:
         finally:
             self.load.stop()
             await running
-        with suppress(AssertionError):  # The reckoning says what did not come.
+        with suppress(AssertionError):  # The check reports what is missing.
             await asyncio.to_thread(until, "all have come", lambda: not self.load.open_timers(), PATIENCE_SECONDS)
-        await asyncio.sleep(0.5)  # for what should not come
+        await asyncio.sleep(0.5)  # for unexpected callbacks
 
     async def _start(self, place: int, version: str) -> None:
         instance = Instance(
@@ -85,7 +88,7 @@ class Upgrade:
         self.load.serving.append(instance)
 
     async def _replace(self, place: int, version: str) -> None:
-        """Have an instance of this version in the place of the one that is there."""
+        """Replace the running instance with one of this version."""
         before = self._members[place]
         self.load.serving.remove(before)
         await asyncio.to_thread(before.stop)
@@ -126,10 +129,10 @@ class Upgrade:
 
     async def _asked(
         self, method: str, path: str, body: object = None, instance: Instance | None = None
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         answer = await self.load.ask(method, path, body, of=instance)
         assert answer is not None and answer.status < 300, answer
-        said: dict[str, object] = answer.body
+        said: dict[str, Any] = answer.body
         return said
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Chromium for tests: finds it, starts it, and gives pages that tell of everything a browser complains about."""
+"""Chromium for tests: finds and starts it, and opens pages that record every error that the browser reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, Dialog, Page, sync_play
 
 DESKTOP, PHONE = (1280, 900), (360, 740)
 
-# Counts what must not happen, before any script of the page runs.
+# Records violations of the content security policy. It runs before any script of the page.
 _WATCH = """
 window.refusals = [];
 addEventListener("securitypolicyviolation", (event) =>
@@ -21,7 +21,7 @@ addEventListener("securitypolicyviolation", (event) =>
 
 
 class Missing(Exception):
-    """This machine has no Chromium."""
+    """Chromium is not installed."""
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def chromium() -> Iterator[Browser]:
     if found is None:
         raise Missing("Chromium is not installed: apt-get install chromium")
     with sync_playwright() as playwright:
-        # Root, which CI is, has no sandbox; what is looked at is our own.
+        # CI runs as root, which has no sandbox. The pages are our own.
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"])
         try:
             yield browser
@@ -40,14 +40,14 @@ def chromium() -> Iterator[Browser]:
 
 @dataclass
 class Watched:
-    """A page, and what went wrong on it."""
+    """A page and its errors."""
 
     page: Page
     base: str
     faults: list[str] = field(default_factory=list)
 
     def go(self, hash: str) -> None:
-        """Show a page of the page, whole."""
+        """Open a route in a freshly loaded page."""
         self.page.goto("about:blank")
         self.page.goto(f"{self.base}/{hash}")
         self.settled()
@@ -61,7 +61,7 @@ class Watched:
 
 
 def signed_in(browser: Browser, base: str, key: str, **options: Any) -> BrowserContext:
-    """A context whose browser has the session's cookie."""
+    """A browser context with the session cookie."""
     context = browser.new_context(base_url=base, **options)
     context.add_init_script(_WATCH)
     answer = context.request.post("/session", data={"apiKey": key})

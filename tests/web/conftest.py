@@ -1,12 +1,11 @@
 """One Chromium, one service and one receiver for all tests of the page.
 
-They live as long as this folder's tests run, and not the whole session: while Playwright has a loop in this thread no
-other test could run one.
+They stop after the tests of this folder, not at the end of the session: while Playwright runs an event loop in this
+thread, no other test can run one.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.servers import Duetime, Receiver
+from tests.skips import skip
 from tests.web.browser import DESKTOP, Missing, Watched, chromium, signed_in, watch
 
 Create = Callable[..., dict[str, Any]]
@@ -25,7 +25,7 @@ def browser() -> Iterator[Browser]:
         with chromium() as browser:
             yield browser
     except Missing as missing:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(str(missing))
+        skip(missing)
 
 
 @pytest.fixture(scope="package")
@@ -42,7 +42,7 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def create(service: Duetime, receiver: Receiver) -> Create:
-    """Makes a timer over the API: due in an hour, and answered with {"ok": true}, unless told otherwise."""
+    """Creates a timer through the API. By default it is due in an hour and the receiver responds with {"ok": true}."""
 
     def create(**fields: Any) -> dict[str, Any]:
         asked = {"delay": "1h", "callbackUrl": receiver.url("/hook"), **fields}
@@ -56,7 +56,7 @@ def create(service: Duetime, receiver: Receiver) -> Create:
 
 @pytest.fixture
 def open_page(browser: Browser, service: Duetime) -> Iterator[Callable[..., Watched]]:
-    """Opens a page that is signed in. What it complained about fails the test."""
+    """Opens a page that is signed in. The test fails if the browser reported an error."""
     opened: list[Watched] = []
     base = f"http://127.0.0.1:{service.port}"
 

@@ -1,7 +1,7 @@
-"""Makes the pictures in ``docs/images``: a service with timers like those of a shop, looked at after a minute of work.
+"""Takes the screenshots in ``docs/images``: a service with the timers of a shop, after some minutes of traffic.
 
-``make screenshots`` runs it. What fires goes to a receiver on loopback; names under ``.example`` lead nowhere, so what
-is meant to fail does.
+``make screenshots`` runs it. Callbacks go to a receiver on loopback. Host names under ``.example`` do not resolve, so
+timers for them fail, as intended.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ WHILE_WORKING = {
     ("phone", "light"): {"overview": "#/", "timer": TIMER},
     ("phone", "dark"): {"overview": "#/", "create": "#/create"},
 }
-# A list is read when it has come to rest.
+# The list of timers, once the traffic has stopped.
 AFTERWARDS = {("desktop", "light"): {"timers": "#/timers"}}
 
 SHOP = "https://shop.acme.example/hooks"
-CRM = "https://crm.acme.example"
 
 
 def main() -> None:
@@ -61,7 +60,7 @@ def main() -> None:
 
 
 def fill(service: Duetime, receiver: Receiver) -> None:
-    """What is ahead, and what failed."""
+    """Create pending timers, and some that fail."""
     chance = random.Random(7)
     for name, retention in (("billing", "30d"), ("carts", "7d"), ("reminders", None)):
         assert ask(service, "POST", "/namespaces", {"name": name, "retention": retention})["name"] == name
@@ -120,8 +119,9 @@ def fill(service: Duetime, receiver: Receiver) -> None:
 
 
 def work(service: Duetime, receiver: Receiver, done: threading.Event) -> None:
-    """Timers that fire while time goes by, now more, now fewer."""
+    """Create timers that fire soon, at a rate that goes up and down."""
     chance = random.Random(11)
+    refused = receiver.reply("/hooks/sync", Reply(422))
     began, n = time.monotonic(), 0
     while not done.wait(1):
         passed = time.monotonic() - began
@@ -129,10 +129,10 @@ def work(service: Duetime, receiver: Receiver, done: threading.Event) -> None:
         timers = []
         for _ in range(max(1, int(rate))):
             n += 1
-            # Most fire soon, some are for later, a few fail.
+            # Most fire soon, some later, a few fail.
             kind = chance.choices(["expires", "reminder", "sync"], [74, 20, 6])[0]
             delay = f"{chance.randint(900, 7_200)}s" if kind == "reminder" else f"{chance.randint(500, 1_800)}ms"
-            urls = {"expires": receiver.url("/hooks/orders"), "reminder": f"{SHOP}/mail", "sync": f"{CRM}/sync"}
+            urls = {"expires": receiver.url("/hooks/orders"), "reminder": f"{SHOP}/mail", "sync": refused}
             timers.append(
                 {
                     "namespace": chance.choice(["billing", "carts", "reminders"]),

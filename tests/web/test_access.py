@@ -1,4 +1,4 @@
-"""Everybody can use it: axe finds nothing on any page, in light, in dark and on a phone; the keyboard is enough."""
+"""Accessibility: axe finds no violation on any page, light, dark or on a phone, and the keyboard can do everything."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def violations(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
-def test_axe_finds_nothing(
+def test_axe_finds_no_violation(
     look: str, open_page: Callable[..., Watched], create: Create, service: Duetime, receiver: Receiver
 ) -> None:
     broken = receiver.reply("/broken", Reply(500, b"no"))
@@ -40,7 +40,7 @@ def test_axe_finds_nothing(
         page.wait_for_selector("main:not([aria-busy])")
         page.evaluate("document.querySelectorAll('main details').forEach((one) => { one.open = true; })")
         assert not violations(page), hash
-    # Dialogs, with what is wrong shown in them.
+    # Dialogs, with a validation error.
     watched.go("#/timers/default/axe-pending")
     page.get_by_role("button", name="Edit").click()
     page.get_by_role("dialog").get_by_label("Payload").fill("{")
@@ -51,29 +51,29 @@ def test_axe_finds_nothing(
     assert not violations(page)
 
 
-def test_axe_finds_nothing_before_signing_in(browser: Browser, service: Duetime) -> None:
+def test_axe_finds_no_violation_on_the_sign_in_page(browser: Browser, service: Duetime) -> None:
     page = browser.new_page()
     page.goto(f"http://127.0.0.1:{service.port}/")
     page.get_by_label("API key").fill("wrong")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("not the API key")
+    expect(page.get_by_role("alert")).to_contain_text("Wrong API key.")
     assert not violations(page)
     page.close()
 
 
-def test_the_keyboard_is_enough(open_page: Callable[..., Watched], create: Create) -> None:
+def test_keyboard_alone_can_open_and_cancel_a_timer(open_page: Callable[..., Watched], create: Create) -> None:
     create(id="keys")
     page = open_page("#/timers?id=keys").page
     page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
-    expect(page.get_by_role("link", name="keys")).to_be_visible()  # it is still the same page
+    expect(page.get_by_role("link", name="keys")).to_be_visible()  # the route did not change
     page.get_by_role("link", name="keys").focus()
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="keys")).to_be_focused()  # so that a screen reader says where it is
+    expect(page.get_by_role("heading", name="keys")).to_be_focused()  # so that a screen reader announces the page
     page.get_by_role("button", name="Cancel", exact=True).focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()

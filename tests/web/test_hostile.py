@@ -1,5 +1,4 @@
-"""Whatever is in a timer stays text: a hundred attempts to be more, in every field that takes them; and the policy that
-would stop one that got through."""
+"""Timer data stays text: a hundred XSS payloads in every field, and the content security policy as second defence."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ NOTHING = {"hit": None, "scripts": 3, "foreign": 0, "handlers": 0}
 
 @pytest.fixture
 def hostile() -> Iterator[Receiver]:
-    """A receiver whose answers, status line and body, are hostile too."""
+    """A receiver that responds with a hostile status line and body."""
 
     def answer(request: Received) -> Reply:
         text = PAYLOADS[int(request.headers["x-number"])].encode()
@@ -63,7 +62,7 @@ def hostile() -> Iterator[Receiver]:
         yield receiver
 
 
-def test_a_hundred_payloads_in_every_field_stay_text(
+def test_xss_payloads_in_every_field_stay_text(
     open_page: Callable[..., Watched], service: Duetime, hostile: Receiver
 ) -> None:
     assert len(PAYLOADS) == len(set(PAYLOADS)) == 100
@@ -102,12 +101,12 @@ def test_a_hundred_payloads_in_every_field_stay_text(
         page.wait_for_function(
             "(text) => document.querySelector('main:not([aria-busy]) h1')?.textContent === text", arg=payload
         )
-        assert page.evaluate("document.querySelector('.timeline').textContent").count(payload[:40]) >= 1  # its answer
+        assert page.evaluate("document.querySelector('.timeline').textContent").count(payload[:40]) >= 1  # in the body
         assert page.evaluate(CLEAN) == NOTHING, payload
         if n % 20 == 0:
             page.get_by_role("button", name="Delete").click()
             page.keyboard.press("Escape")
-            for text in (payload, quote(payload, safe="")):  # what an address can bring
+            for text in (payload, quote(payload, safe="")):  # from the URL
                 for place in (f"#/timers?namespace={text}", f"#/timers?id={text}", f"#/namespaces/{text}", f"#/{text}"):
                     page.evaluate("(hash) => { location.hash = hash }", place)
                     page.wait_for_selector("main:not([aria-busy])")
@@ -118,7 +117,7 @@ def test_a_hundred_payloads_in_every_field_stay_text(
     watched.check()
 
 
-def test_every_route_has_a_policy(service: Duetime) -> None:
+def test_every_route_sends_a_content_security_policy(service: Duetime) -> None:
     page = (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -151,7 +150,7 @@ def test_every_route_has_a_policy(service: Duetime) -> None:
             assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer", path
 
 
-def test_the_page_has_nothing_inline_and_nothing_from_elsewhere(open_page: Callable[..., Watched]) -> None:
+def test_page_has_no_inline_script_and_loads_nothing_from_other_hosts(open_page: Callable[..., Watched]) -> None:
     watched = open_page()
     asked: list[str] = []
     watched.page.on("request", lambda request: asked.append(request.url))

@@ -1,4 +1,4 @@
-"""The overview: what it says, and that it changes by itself."""
+"""The overview: its counts, charts and verdict, and its live updates."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from duetime.overdue import OPERATOR_REASONS, TEXTS, Reason
 from tests.servers import Duetime, Receiver, Reply, until
 from tests.web.browser import DESKTOP, Watched, signed_in, watch
 from tests.web.conftest import Create
 
 
-def test_it_answers_what_is_due_what_fired_and_what_failed(
+def test_overview_shows_counts_charts_failures_and_owners(
     open_page: Callable[..., Watched], create: Create, service: Duetime, receiver: Receiver
 ) -> None:
     broken = receiver.reply("/broken", Reply(500))
@@ -34,11 +35,11 @@ def test_it_answers_what_is_due_what_fired_and_what_failed(
     failures = page.get_by_role("region", name="Failures by destination")
     expect(failures.get_by_role("rowheader", name=receiver.base)).to_be_visible(timeout=15_000)
     expect(failures).to_contain_text("HTTP 500")
-    owners = page.get_by_role("region", name="Who owns which shard")
+    owners = page.get_by_role("region", name="Shard owners")
     expect(owners).to_contain_text("Every shard has an owner.")
     expect(owners.get_by_role("row")).to_have_count(2)
-    # A chart is a table too.
-    page.get_by_text("As a table").nth(2).click()
+    # Each chart has a table.
+    page.get_by_text("Show as a table").nth(2).click()
     expect(
         page.get_by_role("region", name="Due in the next hour, by minute, as a table").get_by_role("row")
     ).to_have_count(61)
@@ -48,7 +49,7 @@ def test_it_answers_what_is_due_what_fired_and_what_failed(
     expect(page.get_by_role("link", name="overview-failed")).to_be_visible()
 
 
-def test_it_changes_by_itself_until_it_is_paused(open_page: Callable[..., Watched], create: Create) -> None:
+def test_overview_updates_live_until_paused(open_page: Callable[..., Watched], create: Create) -> None:
     page = open_page().page
     pending = page.locator(".tile.pending strong")
 
@@ -58,7 +59,7 @@ def test_it_changes_by_itself_until_it_is_paused(open_page: Callable[..., Watche
     before = shown()
     create()
     expect(pending).to_have_text(f"{before + 1:,}")
-    page.get_by_role("button", name="Live: stop live updates").click()
+    page.get_by_role("button", name="Live: pause live updates").click()
     live = page.locator("#live")
     expect(live).to_have_text("Paused")
     live.click()
@@ -69,7 +70,7 @@ def test_it_changes_by_itself_until_it_is_paused(open_page: Callable[..., Watche
 
 @contextmanager
 def overview_of(service: Duetime, browser: Browser, **changes: Any) -> Iterator[Page]:
-    """The page of a service that a test has for itself; ``changes`` stand in place of what its overview says."""
+    """The overview of a service of the test's own; ``changes`` replace fields of the API's response."""
     assert service.key is not None
     base = f"http://127.0.0.1:{service.port}"
     context = signed_in(browser, base, service.key, viewport={"width": DESKTOP[0], "height": DESKTOP[1]})
@@ -89,7 +90,7 @@ def overview_of(service: Duetime, browser: Browser, **changes: Any) -> Iterator[
 
 
 def overdue(service: Duetime, url: str, count: int, expected: dict[str, int]) -> None:
-    """Make timers that are due now, and wait until the overview says why they are overdue."""
+    """Create timers that are due now, and wait until the API reports why they are overdue."""
     asked = {"delay": "0s", "callbackUrl": url, "callbackTimeout": "1h"}
     assert service.request("POST", "/api/v1/timers/batch", json={"timers": [asked] * count}).status == 200
 
@@ -101,30 +102,30 @@ def overdue(service: Duetime, url: str, count: int, expected: dict[str, int]) ->
     until(f"overdue are {expected}", told)
 
 
-def test_a_pause_is_named_and_is_no_alarm(tmp_path: Path, browser: Browser) -> None:
+def test_pause_is_named_as_a_reason_and_raises_no_alarm(tmp_path: Path, browser: Browser) -> None:
     with Duetime(tmp_path, virtual_clock=True) as service:
         service.request("PATCH", "/api/v1/namespaces/default", json={"paused": True})
         overdue(service, "http://127.0.0.1:9/", 40, {"paused": 40})
         with overview_of(service, browser) as page:
             verdict = page.locator(".verdict")
-            expect(verdict).to_contain_text("40 timers are overdue: 40 held by a pause.")
+            expect(verdict).to_contain_text("40 timers are overdue: 40 in paused namespaces.")
             expect(verdict.locator(".word")).to_have_text("Quiet")
             tile = page.get_by_role("link", name="overdue")
-            expect(tile).to_contain_text("40 held by a pause")
+            expect(tile).to_contain_text("40 in paused namespaces")
             expect(tile).not_to_have_class("tile late")
 
 
-def test_a_destination_that_can_not_take_more_is_named_and_is_no_alarm(tmp_path: Path, browser: Browser) -> None:
-    limit = {"DUETIME_MAX_PER_DESTINATION": "5"}
+def test_full_destination_is_named_as_a_reason_and_raises_no_alarm(tmp_path: Path, browser: Browser) -> None:
+    limit: dict[str, Any] = {"DUETIME_MAX_PER_DESTINATION": "5"}
     with Receiver() as receiver, Duetime(tmp_path, virtual_clock=True, **limit) as service:
         overdue(service, receiver.reply("/hang", Reply(hang=True)), 60, {"destination": 55})
         with overview_of(service, browser) as page:
             verdict = page.locator(".verdict")
-            expect(verdict).to_contain_text("55 timers are overdue: 55 wait for destinations that can't take more.")
-            expect(verdict.locator(".word")).to_have_text("Some timers wait")
+            expect(verdict).to_contain_text(f"55 timers are overdue: 55 {TEXTS[Reason.DESTINATION]}.")
+            expect(verdict.locator(".word")).to_have_text("Some timers are waiting")
             expect(verdict.locator(".word.warn")).to_have_count(0)
             tile = page.get_by_role("link", name="overdue")
-            expect(tile).to_contain_text("55 wait for destinations that can't take more")
+            expect(tile).to_contain_text(f"55 {TEXTS[Reason.DESTINATION]}")
             expect(tile).not_to_have_class("tile late")
         receiver.release()
 
@@ -132,14 +133,12 @@ def test_a_destination_that_can_not_take_more_is_named_and_is_no_alarm(tmp_path:
 @pytest.mark.parametrize(
     ("reasons", "says"),
     [
-        ({"behind": 12}, "12 wait because this service is behind"),
-        ({"no_owner": 3}, "3 have no owner"),
-        ({"store": 1}, "the store is slow"),
-        ({"paused": 1, "behind": 1}, "1 held by a pause; 1 waits because this service is behind"),
+        *(({reason: 12}, f"12 {TEXTS[reason]}") for reason in OPERATOR_REASONS),
+        ({"paused": 1, "behind": 1}, f"1 {TEXTS[Reason.PAUSED]}; 1 {TEXTS[Reason.BEHIND]}"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_what_operators_have_to_mend_is_an_alarm(
+def test_reasons_for_operators_to_fix_raise_an_alarm(
     tmp_path: Path, browser: Browser, reasons: dict[str, int], says: str
 ) -> None:
     count = {"timers": 16, "more": False}

@@ -1,4 +1,4 @@
-"""Signing in with the API key, and from a new service to a first fired timer without any document."""
+"""Signing in with the API key, and the way from a new service to a first fired timer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.servers import Duetime, Receiver, Reply
 from tests.web.browser import Watched, watch
 
 
-def test_the_key_opens_the_page_and_stays_out_of_reach(browser: Browser, service: Duetime) -> None:
+def test_key_signs_in_and_scripts_can_not_read_it(browser: Browser, service: Duetime) -> None:
     context = browser.new_context()
     base = f"http://127.0.0.1:{service.port}"
     watched = watch(context.new_page(), base)
@@ -25,15 +25,15 @@ def test_the_key_opens_the_page_and_stays_out_of_reach(browser: Browser, service
     expect(key).to_be_focused()
     key.fill("not-the-key-not-the-key-not-the-key")
     key.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("not the API key")
+    expect(page.get_by_role("alert")).to_contain_text("Wrong API key.")
     assert service.key is not None
-    key.fill(f" {service.key} ")  # as it is pasted from a terminal
+    key.fill(f" {service.key} ")  # with the spaces that a paste may add
     key.press("Enter")
     expect(page.get_by_role("heading", name="Namespaces")).to_be_visible()
     [cookie] = context.cookies()
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and service.key not in str(cookie)
     assert service.key not in page.evaluate("JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}])")
-    # What a session outlives is said where it is noticed.
+    # When the session ends, the next request leads to the sign-in page.
     context.clear_cookies()
     page.get_by_role("link", name="Timers").click()
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
@@ -47,7 +47,7 @@ def test_the_key_opens_the_page_and_stays_out_of_reach(browser: Browser, service
     context.close()
 
 
-def test_from_a_new_service_to_a_fired_timer(browser: Browser, tmp_path: Path) -> None:
+def test_new_service_fires_its_first_timer_by_two_clicks(browser: Browser, tmp_path: Path) -> None:
     with Duetime(tmp_path, bare=True) as service:  # as `make run` starts it
         context = browser.new_context()
         watched = watch(context.new_page(), f"http://localhost:{service.port}")
@@ -55,7 +55,7 @@ def test_from_a_new_service_to_a_fired_timer(browser: Browser, tmp_path: Path) -
         page.goto(watched.base)
         page.get_by_label("API key").fill((tmp_path / "duetime.key").read_text())
         page.get_by_role("button", name="Sign in").click()
-        page.get_by_role("button", name="Fire a first timer in 10 seconds").click()
+        page.get_by_role("button", name="Create a timer that fires in 10 seconds").click()
         expect(page.locator(".verdict")).to_contain_text("Due in")
         expect(page.locator(".verdict")).to_contain_text("after it was due", timeout=30_000)
         expect(page.locator(".verdict")).to_contain_text("completed")
@@ -66,7 +66,7 @@ def test_from_a_new_service_to_a_fired_timer(browser: Browser, tmp_path: Path) -
         context.close()
 
 
-def test_without_keys_there_is_nothing_to_sign_in_to(browser: Browser, tmp_path: Path) -> None:
+def test_without_authentication_there_is_no_sign_in(browser: Browser, tmp_path: Path) -> None:
     with Duetime(tmp_path, DUETIME_AUTH="none") as service:
         context = browser.new_context()
         watched = watch(context.new_page(), f"http://127.0.0.1:{service.port}")
@@ -77,8 +77,8 @@ def test_without_keys_there_is_nothing_to_sign_in_to(browser: Browser, tmp_path:
         context.close()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"], ids=["of the same site", "of another site"])
-def test_a_page_from_elsewhere_can_do_nothing_without_keys(browser: Browser, tmp_path: Path, host: str) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"], ids=["same site", "other site"])
+def test_without_authentication_other_sites_can_not_create_timers(browser: Browser, tmp_path: Path, host: str) -> None:
     with Duetime(tmp_path, DUETIME_AUTH="none") as service, Receiver() as elsewhere:
         page = browser.new_page()
         elsewhere.reply("/evil", Reply(body=b"<!doctype html><h1>evil</h1>", headers={"Content-Type": "text/html"}))
@@ -89,7 +89,7 @@ def test_a_page_from_elsewhere_can_do_nothing_without_keys(browser: Browser, tmp
             "([url, body]) => fetch(url, {method: 'POST', mode: 'no-cors', body}).then((answer) => answer.type)",
             [target, json.dumps(timer)],
         )
-        assert sent == "opaque"  # It arrived; a page is not told what came of it.
+        assert sent == "opaque"  # The request arrived, but the page can't read the response.
         with page.expect_navigation() as navigation:
             page.evaluate(
                 """(url) => {
@@ -115,9 +115,9 @@ def test_a_page_from_elsewhere_can_do_nothing_without_keys(browser: Browser, tmp
         page.close()
 
 
-def test_the_theme_is_remembered(open_page: Callable[..., Watched]) -> None:
+def test_theme_is_remembered(open_page: Callable[..., Watched]) -> None:
     page = open_page(color_scheme="light").page
-    page.get_by_role("button", name="Switch to dark colours").click()
+    page.get_by_role("button", name="Switch to dark colors").click()
     page.reload()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    expect(page.get_by_role("button", name="Switch to light colours")).to_be_visible()
+    expect(page.get_by_role("button", name="Switch to light colors")).to_be_visible()

@@ -1,4 +1,4 @@
-"""One timer: its story, and what can be done with it; and the form that makes one."""
+"""One timer: its timeline and actions, and the form that creates one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def got(service: Duetime, id: str, namespace: str = "default") -> dict[str, Any]
     return timer
 
 
-def test_its_life_is_told(
+def test_timeline_shows_attempts_and_replay(
     open_page: Callable[..., Watched], create: Create, service: Duetime, receiver: Receiver
 ) -> None:
     url = receiver.reply("/story", Reply(503, b"come back later"), Reply())
@@ -38,9 +38,9 @@ def test_its_life_is_told(
     line = page.locator(".timeline")
     expect(page.locator(".verdict")).to_contain_text("completed", timeout=20_000)
     expect(page.locator(".verdict")).to_contain_text("after it was due")
-    for text in ("Created", "Due", "Attempt 1", "answered 503: HTTP 503", "Attempt 2", "answered 200", "Completed"):
+    for text in ("Created", "Due", "Attempt 1", "HTTP 503", "Attempt 2", "HTTP 200", "Completed"):
         expect(line).to_contain_text(text)
-    line.get_by_text("How the answer began").first.click()
+    line.get_by_text("Response body (first 200 characters)").first.click()
     expect(line).to_contain_text("come back later")
     expect(page.get_by_role("region", name="Payload").first).to_contain_text("12345678901234567890")
     expect(page.get_by_role("region", name="Metadata").first).to_contain_text("kept")
@@ -53,18 +53,18 @@ def test_its_life_is_told(
     expect(page.get_by_label("Correlation id")).to_have_value("story-line")
 
 
-def test_a_reschedule_is_part_of_it(
+def test_timeline_shows_a_reschedule(
     open_page: Callable[..., Watched], create: Create, receiver: Receiver, service: Duetime
 ) -> None:
     later = Reply(body=json.dumps({"ok": False, "nextExecuteAt": "2999-01-01T00:00:00Z"}).encode())
     create(id="again", delay="0s", callbackUrl=receiver.reply("/again", later))
-    until("it was put off", lambda: got(service, "again")["executeAt"].startswith("2999"))
+    until("it was rescheduled", lambda: got(service, "again")["executeAt"].startswith("2999"))
     page = open_page("#/timers/default/again").page
     expect(page.locator(".timeline")).to_contain_text("Due again")
     expect(page.locator(".verdict")).to_contain_text("pending")
 
 
-def test_it_is_edited(open_page: Callable[..., Watched], create: Create, service: Duetime) -> None:
+def test_timer_is_edited(open_page: Callable[..., Watched], create: Create, service: Duetime) -> None:
     create(id="edit", payload={"old": 12345678901234567890}, correlationId="old")
     page = open_page("#/timers/default/edit").page
     page.get_by_role("button", name="Edit").click()
@@ -73,7 +73,7 @@ def test_it_is_edited(open_page: Callable[..., Watched], create: Create, service
     payload = dialog.get_by_label("Payload")
     assert json.loads(payload.input_value()) == {"old": 12345678901234567890}
     payload.fill("{broken")
-    expect(dialog).to_contain_text("Not JSON yet")
+    expect(dialog).to_contain_text("Not valid JSON")
     dialog.get_by_role("button", name="Save").click()
     expect(payload).to_be_focused()
     payload.fill('{"new": 98765432109876543210}')
@@ -86,25 +86,27 @@ def test_it_is_edited(open_page: Callable[..., Watched], create: Create, service
     expect(page.locator(".verdict")).to_contain_text("Due in 2 hours 59 minutes")
 
 
-def test_it_is_canceled_and_deleted(open_page: Callable[..., Watched], create: Create, service: Duetime) -> None:
+def test_timer_is_canceled_and_deleted(open_page: Callable[..., Watched], create: Create, service: Duetime) -> None:
     create(id="cancel")
     page = open_page("#/timers/default/cancel").page
     page.get_by_role("button", name="Cancel", exact=True).click()
     page.keyboard.press("Escape")
     assert got(service, "cancel")["status"] == "pending"
     page.get_by_role("button", name="Cancel", exact=True).click()
-    page.get_by_role("button", name="Cancel the timer").click()
+    page.get_by_role("button", name="Cancel timer").click()
     expect(page.locator(".verdict")).to_contain_text("canceled")
     assert got(service, "cancel")["status"] == "canceled"
     page.get_by_role("button", name="Delete").click()
-    page.get_by_role("button", name="Delete it").click()
+    page.get_by_role("button", name="Delete timer").click()
     expect(page.get_by_role("heading", name="Timers")).to_be_visible()
     assert service.request("GET", "/api/v1/timers/default/cancel").status == 404
     page.goto(f"{page.url.split('#')[0]}#/timers/default/cancel")
-    expect(page.get_by_role("heading", name="No such timer")).to_be_visible()
+    expect(page.get_by_role("heading", name="Timer not found")).to_be_visible()
 
 
-def test_copied_as_curl_it_can_be_pasted(open_page: Callable[..., Watched], create: Create, service: Duetime) -> None:
+def test_copied_curl_command_creates_the_same_timer(
+    open_page: Callable[..., Watched], create: Create, service: Duetime
+) -> None:
     hard = 'it\'s $HOME, `id`, "quoted" \\ and \n new'
     create(id="curl", payload={"text": hard}, callbackHeaders={"X-Note": "it's $1"}, correlationId="pasted")
     watched = open_page("#/timers/default/curl", permissions=["clipboard-read", "clipboard-write"])
@@ -119,7 +121,21 @@ def test_copied_as_curl_it_can_be_pasted(open_page: Callable[..., Watched], crea
     assert made["id"] != "curl" and made["correlationId"] == "pasted"
 
 
-def test_a_timer_is_made_and_followed_until_it_fired(
+def test_form_says_that_a_timer_exists_already(
+    open_page: Callable[..., Watched], create: Create, service: Duetime, receiver: Receiver
+) -> None:
+    create(id="taken", delay="2h")
+    assert service.request("POST", "/api/v1/timers/default/taken/cancel").status == 200
+    page = open_page("#/create").page
+    page.get_by_label("When").fill("in 2 hours")
+    page.get_by_label("Callback URL").fill(receiver.url("/hook"))
+    page.get_by_role("textbox", name="Id", exact=True).fill("taken")
+    page.get_by_role("button", name="Create timer").click()
+    expect(page.get_by_text("This timer already exists and is canceled: nothing was changed.")).to_be_visible()
+    expect(page.get_by_role("heading", name="taken")).to_be_visible()
+
+
+def test_timer_is_created_with_the_form_and_fires(
     open_page: Callable[..., Watched], service: Duetime, receiver: Receiver
 ) -> None:
     page = open_page("#/create", timezone_id="Europe/Berlin").page
@@ -128,16 +144,16 @@ def test_a_timer_is_made_and_followed_until_it_fired(
     expect(page.locator(".preview")).to_contain_text("09:00:00 Europe/Berlin (UTC+")
     expect(page.locator(".preview")).to_contain_text(":00:00.000Z")
     page.get_by_label("When").fill("sometime")
-    expect(page.get_by_text("Not a time yet")).to_be_visible()
+    expect(page.get_by_text("Not a valid time")).to_be_visible()
     page.get_by_label("When").fill("in 2 seconds")
-    # The rules are the API's own.
+    # The form validates by the rules of the API.
     page.get_by_label("Callback URL").fill("ftp://example.com")
-    expect(page.get_by_text("Must be an absolute http or https URL")).to_be_visible()
+    expect(page.get_by_text("Must be an http:// or https:// URL")).to_be_visible()
     page.get_by_role("textbox", name="Id", exact=True).fill("x" * 256)
-    expect(page.get_by_text("at most 255 characters; this has 256")).to_be_visible()
+    expect(page.get_by_text("at most 255 characters; it has 256")).to_be_visible()
     page.get_by_label("Payload").fill("{")
-    expect(page.get_by_text("Not JSON yet")).to_be_visible()
-    page.get_by_role("button", name="Create the timer").click()
+    expect(page.get_by_text("Not valid JSON")).to_be_visible()
+    page.get_by_role("button", name="Create timer").click()
     expect(page.get_by_label("Callback URL")).to_be_focused()
     page.get_by_role("textbox", name="Id", exact=True).fill("made here")
     page.get_by_label("Payload").fill('{"n": 12345678901234567890}')
@@ -148,16 +164,20 @@ def test_a_timer_is_made_and_followed_until_it_fired(
     page.get_by_label("Retries", exact=True).fill("1001")
     expect(page.get_by_text("Must be at most 1000.")).to_be_visible()
     page.get_by_label("Retries", exact=True).fill("1")
-    # What only the service can know is said at its field too.
+    page.get_by_label("Give up on statuses").fill("404, 200")
+    expect(page.get_by_text("Write statuses from 300 to 599")).to_be_visible()
+    page.get_by_label("Give up on statuses").fill("404, 410")
+    # An error that only the service can find is shown at its field too.
     page.get_by_label("Callback URL").fill("http://10.0.0.1/hook")
-    page.get_by_role("button", name="Create the timer").click()
-    expect(page.get_by_text("points to a")).to_be_visible()
+    page.get_by_role("button", name="Create timer").click()
+    expect(page.get_by_text("callbackUrl points to a private address (10.0.0.1);")).to_be_visible()
     expect(page.get_by_label("Callback URL")).to_be_focused()
     page.get_by_label("Callback URL").fill(receiver.url("/made"))
-    page.get_by_role("button", name="Create the timer").click()
+    page.get_by_role("button", name="Create timer").click()
     expect(page.get_by_role("heading", name="made here")).to_be_visible()
     expect(page.locator(".verdict")).to_contain_text("completed", timeout=20_000)
     [request] = receiver.at("/made")
     assert request.method == "PUT" and request.headers["x-other"] == "a: b"
     assert json.loads(request.body)["payload"] == {"n": 12345678901234567890}
-    assert got(service, "made%20here")["retryPolicy"]["maxRetries"] == 1
+    policy = got(service, "made%20here")["retryPolicy"]
+    assert (policy["maxRetries"], policy["giveUpOn"]) == (1, [404, 410])

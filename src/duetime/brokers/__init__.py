@@ -1,1 +1,1 @@
-"""The brokers: one adapter each behind the port in ``duetime.broker``."""
+"""The brokers: one adapter each, behind the port in ``duetime.broker``."""

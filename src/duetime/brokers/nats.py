@@ -1,10 +1,10 @@
 """NATS JetStream behind the broker port.
 
-Commands come through a durable pull consumer that all instances share: each asks for as many as it can hold, so a slow
-one gets fewer. Events go out as JetStream publishes, which are confirmed once they are in a stream.
+Commands arrive through a durable pull consumer that all instances share: each pulls as many as it has room for, so a
+slow one gets fewer. Events are JetStream publishes, which the server acks once they are in a stream.
 
-Streams and the consumer are made when they are missing; the ones that are there are never changed, only judged
-(``problems``). The connection is made in the background and made again whenever it breaks.
+Missing streams and a missing consumer are created; existing ones are never changed, only checked (``problems``). The
+connection is opened in the background, and again whenever it breaks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import nats
@@ -32,6 +33,7 @@ from nats.js.api import (
     StreamConfig,
 )
 from nats.js.errors import APIError, NotFoundError
+from nats.js.manager import JetStreamManager
 
 from duetime.broker import BrokerAway, BrokerError, BrokerTimeout, Command
 
@@ -39,10 +41,10 @@ log = logging.getLogger(__name__)
 
 CONSUMER = "duetime"
 TAKEN_MAX = 2_000
-"""Commands that this instance holds at one time, those that it has asked for included."""
+"""The most commands that this instance holds, including those that it has requested."""
 BATCH_MAX = 500
 ASK_SECONDS = 5.0
-"""How long the server keeps a request for commands; then it is made again."""
+"""How long the server keeps a pull request; then it is sent again."""
 ACK_WAIT_SECONDS = 30.0
 RECONNECT_SECONDS = 0.5
 REQUEST_SECONDS_MAX = 5.0
@@ -50,12 +52,12 @@ DEDUPE_SECONDS = 300.0
 DEDUPE_SECONDS_MIN = 120.0
 DAY_SECONDS = 86_400.0
 HEAD_BYTES = len(b"NATS/1.0\r\n\r\n")
-"""What is around the headers of a message."""
+"""The framing of a message's headers."""
 EVENTS_KEPT_SECONDS = 30 * DAY_SECONDS
 
 
 class Names(Struct, frozen=True, kw_only=True):
-    """Subjects, without the tenant that ends them, and streams."""
+    """Streams, and subjects without the tenant at their end."""
 
     commands: str = "timer.commands.schedule"
     events: str = "timer.events.due"
@@ -66,14 +68,14 @@ class Names(Struct, frozen=True, kw_only=True):
 
 
 class _Client(Client):
-    """The library's client, whom no message can kill: it stops reading at a subject or headers that it can't decode,
-    and such a message would come again and again."""
+    """The library's client, made robust against messages that it can't decode: it would stop reading at such a subject
+    or header, and the server would redeliver the message again and again."""
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         try:
             return await super()._process_headers(headers)
         except (IndexError, UnicodeDecodeError):
-            return None  # those of a command are of no interest, and a status is well formed
+            return None  # headers of commands are not used, and status headers are always valid
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
@@ -106,11 +108,11 @@ class NatsBroker:
         while True:
             try:
                 await self._connect()
-                # It connects again by itself, except after an error that the server told it of: then it stays closed.
+                # The client reconnects by itself, except after an error from the server: then it stays closed.
                 while not self._client.is_closed:
                     await self._round()
             except (NatsError, OSError) as error:
-                self._say(f"the connection to the broker broke: {error or type(error).__name__}")
+                self._say(f"lost the connection to the broker: {str(error) or type(error).__name__}")
                 await self._client.close()
             await asyncio.sleep(RECONNECT_SECONDS)
 
@@ -124,7 +126,7 @@ class NatsBroker:
             reconnected_cb=self._on_reconnect,
             closed_cb=self._on_close,
             max_reconnect_attempts=-1,
-            reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]  # seconds, and they need not be whole
+            reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]  # seconds; a float works
             ping_interval=5,
             max_outstanding_pings=2,
         )
@@ -132,7 +134,7 @@ class NatsBroker:
         self._inbox = await client.subscribe(client.new_inbox(), cb=self._on_message)
 
     async def _round(self) -> None:
-        """Set up what is missing, ask for commands if there is room, and wait until something has changed."""
+        """Create what is missing, request commands if there is room, and wait for a change."""
         self._something.clear()
         if self._client.is_connected and not self._set_up.is_set():
             await self._try_to_set_up()
@@ -142,7 +144,7 @@ class NatsBroker:
             async with asyncio.timeout(ASK_SECONDS if self.connected else RECONNECT_SECONDS):
                 await self._something.wait()
         except TimeoutError:
-            self._asked = 0  # The request is over, whether or not its end was heard of.
+            self._asked = 0  # The request has expired, even if the server's notice was lost.
 
     def _servers(self) -> list[str]:
         return [server.strip() for server in self._url.split(",")]
@@ -153,7 +155,7 @@ class NatsBroker:
                 await self._ensure_stream(config)
             await self._ensure_consumer()
         except (NatsError, APIError, OSError, TimeoutError) as error:
-            self._say(f"could not set up the broker's streams: {error or type(error).__name__}")
+            self._say(f"could not set up the broker's streams: {str(error) or type(error).__name__}")
             return
         self._asked = 0
         self._said = ""
@@ -163,25 +165,25 @@ class NatsBroker:
 
     async def _on_disconnect(self) -> None:
         self._set_up.clear()
-        # Nobody will answer what was asked on this connection.
+        # Requests on the old connection will get no response.
         for waiting in list(self._client._resp_map.values()):
             if not waiting.done():
                 waiting.set_exception(ConnectionClosedError())
         if not self._closing:
-            self._say("the broker is away: HTTP timers go on, the others wait for it")
+            self._say("the broker is not connected: timers with NATS callbacks wait for it")
 
     async def _on_reconnect(self) -> None:
-        log.info("connected to the broker again")
+        log.info("reconnected to the broker")
         self._something.set()
 
     async def _on_close(self) -> None:
         self._something.set()
 
     async def _on_error(self, error: Exception) -> None:
-        self._say(f"the broker can't be reached: {error or type(error).__name__}")
+        self._say(f"the broker can't be reached: {str(error) or type(error).__name__}")
 
     def _say(self, text: str) -> None:
-        """Log it once, not at every try."""
+        """Log a problem once, not at every try."""
         if text != self._said:
             self._said = text
             log.warning("%s", text)
@@ -194,7 +196,7 @@ class NatsBroker:
             StreamConfig(
                 name=names.commands_stream,
                 subjects=[f"{names.commands}.*"],
-                retention=RetentionPolicy.WORK_QUEUE,  # what was taken is gone, what was not is kept for ever
+                retention=RetentionPolicy.WORK_QUEUE,  # acked messages are deleted, others kept forever
                 discard=DiscardPolicy.NEW,
                 storage=StorageType.FILE,
                 duplicate_window=DEDUPE_SECONDS,
@@ -222,7 +224,7 @@ class NatsBroker:
             await streams.stream_info(str(config.name))
         except NotFoundError:
             await streams.add_stream(config)
-            log.info("made the stream %s for %s", config.name, ", ".join(config.subjects or ()))
+            log.info("created the stream %s for %s", config.name, ", ".join(config.subjects or ()))
 
     async def _ensure_consumer(self) -> None:
         streams = self._client.jsm(timeout=REQUEST_SECONDS_MAX)
@@ -247,77 +249,100 @@ class NatsBroker:
             try:
                 there = (await streams.stream_info(name)).config
             except NotFoundError:
-                continue  # A start makes it.
+                continue  # The service creates it at startup.
             except (NatsError, APIError, OSError, TimeoutError) as error:
-                return [*found, f"the stream {name} can't be looked at: {error or type(error).__name__}"]
+                return [*found, f"the stream {name} can't be read: {str(error) or type(error).__name__}"]
             found += [f"the stream {name} {problem}" for problem in _problems(wanted, there)]
         try:
             consumer = (await streams.consumer_info(self._names.commands_stream, CONSUMER)).config
             found += [f"the consumer {CONSUMER} {problem}" for problem in self._consumer_problems(consumer)]
         except NotFoundError:
-            pass
+            found += await self._rivals(streams)
         except (NatsError, APIError, OSError, TimeoutError) as error:
-            found.append(f"the consumer {CONSUMER} can't be looked at: {error or type(error).__name__}")
+            found.append(f"the consumer {CONSUMER} can't be read: {str(error) or type(error).__name__}")
         return found
 
-    async def examine(self) -> list[str]:
-        """Connect once, look and leave: what is wrong, each in a sentence for people. Nothing is made."""
+    async def _rivals(self, streams: JetStreamManager) -> list[str]:
+        """Consumers that prevent the service from creating its own: a work queue has one consumer for each message."""
+        stream = self._names.commands_stream
         try:
-            async with asyncio.timeout(REQUEST_SECONDS_MAX):  # Left alone, it would try for minutes.
-                await self._client.connect(
-                    self._servers(), name="duetime doctor", allow_reconnect=False, error_cb=_ignore
-                )
+            if (await streams.stream_info(stream)).config.retention != RetentionPolicy.WORK_QUEUE:
+                return []
+            consumers = await streams.consumers_info(stream)
+        except (NatsError, APIError, OSError, TimeoutError):
+            return []
+        return [
+            f"the consumer {each.name} of the stream {stream} receives the commands: remove it, or Duetime gets none"
+            for each in consumers
+            if self._gets_commands(each.config)
+        ]
+
+    async def examine(self) -> list[str]:
+        """Connect once and return the problems, each as a sentence for users. Creates nothing."""
+        where = "NATS at " + ", ".join(urlsplit(server).netloc.rpartition("@")[2] for server in self._servers())
+        reason = "no response"
+
+        async def note(error: Exception) -> None:
+            nonlocal reason
+            reason = str(error) or reason
+
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS_MAX):  # The client itself would try for minutes.
+                await self._client.connect(self._servers(), name="duetime doctor", allow_reconnect=False, error_cb=note)
         except (NatsError, OSError, TimeoutError):
-            return ["can't be reached: is TIMER_BROKER_URL right, and does the server run?"]
+            return [f"can't connect to {where}: {reason}; check TIMER_BROKER_URL, and that the server is running"]
         try:
             await self._client.jsm(timeout=REQUEST_SECONDS_MAX).account_info()
             return await self.problems()
         except (NatsError, APIError, OSError, TimeoutError):
-            return ["has no JetStream, which keeps messages: start it with -js"]
+            return [f"{where} has no JetStream, which stores messages: start it with -js"]
         finally:
             await self._client.close()
 
     def _consumer_problems(self, there: ConsumerConfig) -> list[str]:
         found = []
         if there.deliver_subject:
-            found.append("is a push consumer, and nothing can be asked of it: remove it")
+            found.append("is a push consumer, and Duetime needs a pull consumer: remove it")
         if there.ack_policy != AckPolicy.EXPLICIT:
-            found.append("must have explicit acks: a crash would lose commands")
+            found.append("must have explicit acks, or a crash would lose commands: remove it")
         if (there.max_deliver or -1) > 0:
-            found.append(f"gives up on a command after {there.max_deliver} deliveries")
+            found.append(f"drops a command after {there.max_deliver} deliveries: set max_deliver to -1")
         wanted = f"{self._names.commands}.*"
-        filters = there.filter_subjects or [there.filter_subject or ">"]
-        if not any(_covers(pattern, wanted) for pattern in filters):
-            found.append(f"does not give out all of {wanted}")
+        if not any(_covers(pattern, wanted) for pattern in _filters(there)):
+            found.append(f"does not deliver all of {wanted}: set its filter subject to {wanted}")
         return found
+
+    def _gets_commands(self, consumer: ConsumerConfig) -> bool:
+        wanted = f"{self._names.commands}.*"
+        return any(_covers(pattern, wanted) or _covers(wanted, pattern) for pattern in _filters(consumer))
 
     # Events out.
 
     async def publish(self, subject: str, body: bytes, headers: Mapping[str, str], *, id: str, timeout: float) -> None:
         if not self._client.is_connected:
-            raise BrokerAway("the broker is away")
+            raise BrokerAway("the broker is not connected")
         headers = {**headers, "Nats-Msg-Id": id}
         size = len(body) + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) + HEAD_BYTES
         if size > self._client.max_payload:
-            # The server would not only refuse it, but end the connection.
-            raise BrokerError(f"the broker takes {self._client.max_payload} bytes at most, and this has {size}")
+            # The server would reject it and also close the connection.
+            raise BrokerError(f"the message has {size} bytes; the broker accepts {self._client.max_payload} at most")
         try:
             answer = await self._client.request(subject, body, timeout=timeout, headers=headers)
         except ConnectionClosedError:
-            # It may have the message, and then it will drop the next one, which has the same id.
-            raise BrokerAway("the connection to the broker broke") from None
+            # If the broker has the message, it will drop the next one with the same id.
+            raise BrokerAway("lost the connection to the broker") from None
         except NoRespondersError:
-            raise BrokerError(f"no stream takes the subject {subject!r}: add it to one") from None
+            raise BrokerError(f"no stream has the subject {subject!r}: add it to one") from None
         except (TimeoutError, nats.errors.TimeoutError):
-            raise BrokerTimeout("the broker did not confirm in time") from None
+            raise BrokerTimeout("the broker sent no ack in time") from None
         except (NatsError, OSError) as error:
-            raise BrokerError(f"the broker refused it: {error or type(error).__name__}") from error
+            raise BrokerError(f"the broker rejected the message: {str(error) or type(error).__name__}") from error
         try:
             failure = _published(answer.data).error
         except msgspec.MsgspecError:
-            raise BrokerError(f"somebody else than a stream answers on the subject {subject!r}") from None
+            raise BrokerError(f"the reply on the subject {subject!r} is not a stream's ack") from None
         if failure is not None:
-            raise BrokerError(f"the broker refused it: {failure.description or failure.code}")
+            raise BrokerError(f"the broker rejected the message: {failure.description or failure.code}")
 
     # Commands in.
 
@@ -333,20 +358,20 @@ class NatsBroker:
 
     async def _on_message(self, message: Msg) -> None:
         if not message.reply:
-            self._asked = 0  # The end of a request, or why it was refused; the next one comes with the next round.
+            self._asked = 0  # The request has ended or was rejected; the next round sends a new one.
             headers = message.headers or {}
             if headers.get("Status") == "503":
-                self._set_up.clear()  # No stream, no consumer: the server is a new one.
+                self._set_up.clear()  # No stream or no consumer: the server is a new one.
             elif headers.get("Status") == "409":
-                self._say(f"the broker gave no commands: {headers.get('Description', 'it does not say why')}")
+                self._say(f"the broker delivered no commands: {headers.get('Description', 'unknown reason')}")
             if headers.get("Status") not in ("404", "408"):
-                await asyncio.sleep(RECONNECT_SECONDS)  # The next one may well have the same answer.
+                await asyncio.sleep(RECONNECT_SECONDS)  # The next request would probably get the same response.
             self._something.set()
             return
         self._asked = max(0, self._asked - 1)
         command = Command(message.subject, message.data, *_place(message.reply), message.reply)
         if not self._taking:
-            await self.again([command], delay_ms=0)
+            await self.nack([command], delay_ms=0)
             return
         self._arrived.append(command)
         self._something.set()
@@ -357,38 +382,38 @@ class NatsBroker:
             self._more.clear()
             await self._more.wait()
         taken = [self._arrived.popleft() for _ in range(min(BATCH_MAX, len(self._arrived)))]
-        self._something.set()  # There is room again.
+        self._something.set()  # There is room for more.
         return taken
 
-    async def done(self, commands: Sequence[Command]) -> None:
+    async def ack(self, commands: Sequence[Command]) -> None:
         for command in commands:
             await self._answer(command, b"+ACK")
 
-    async def again(self, commands: Sequence[Command], *, delay_ms: int) -> None:
+    async def nack(self, commands: Sequence[Command], *, delay_ms: int) -> None:
         for command in commands:
             await self._answer(command, b'-NAK {"delay": %d}' % (delay_ms * 1_000_000))
 
-    async def never(self, command: Command, reason: str) -> None:
+    async def reject(self, command: Command, reason: str) -> None:
         await self._answer(command, b"+TERM " + " ".join(reason.split()).encode()[:200])
 
     async def _answer(self, command: Command, answer: bytes) -> None:
-        # One that gets lost has its command given out again, which is taken for what it is: a repeat.
+        # If an ack is lost, the command is redelivered and recognized as a duplicate.
         try:
             await self._client.publish(command.token, answer)
         except (NatsError, OSError) as error:
-            log.debug("could not answer a command: %s", error)
+            log.debug("could not ack a command: %s", error)
 
     async def stop_taking(self) -> None:
         self._taking = False
         unseen = list(self._arrived)
         self._arrived.clear()
         if self._inbox is not None and self._client.is_connected:
-            # The server still has our last request and would go on to give us commands for seconds.
+            # The server still has our last request and would deliver commands for seconds.
             try:
                 await self._inbox.drain()  # type: ignore[no-untyped-call]
             except (NatsError, OSError, TimeoutError) as error:
-                log.debug("could not take the last request back: %s", error)
-        await self.again(unseen, delay_ms=0)
+                log.debug("could not withdraw the last request: %s", error)
+        await self.nack(unseen, delay_ms=0)
 
     async def close(self) -> None:
         self._closing = True
@@ -397,12 +422,8 @@ class NatsBroker:
                 async with asyncio.timeout(REQUEST_SECONDS_MAX):
                     await self._client.flush()
             except (NatsError, OSError, TimeoutError) as error:
-                log.warning("could not say goodbye to the broker: %s", error or type(error).__name__)
+                log.warning("could not flush the connection to the broker: %s", str(error) or type(error).__name__)
         await self._client.close()
-
-
-async def _ignore(_error: Exception) -> None:
-    """What is wrong is raised as well."""
 
 
 class _Failure(Struct):
@@ -419,7 +440,7 @@ _published = msgspec.json.Decoder(_Published).decode
 
 
 def _place(reply: str) -> tuple[int, int]:
-    """Which message of its stream a command is, and when that took it:
+    """The sequence number of a command in its stream and the time when the stream stored it, from its reply subject:
     ``$JS.ACK.<stream>.<consumer>.<deliveries>.<number>.<number of the delivery>.<nanoseconds>.…``, or the same with a
     domain and an account before the stream."""
     tokens = reply.split(".")
@@ -428,32 +449,42 @@ def _place(reply: str) -> tuple[int, int]:
 
 
 def _problems(wanted: StreamConfig, there: StreamConfig) -> list[str]:
-    """How a stream that is there may fail those who rely on it, as ends of sentences."""
+    """Settings of an existing stream that may lose messages, as ends of sentences."""
     found = []
     for subject in wanted.subjects or ():
         if not any(_covers(pattern, subject) for pattern in there.subjects or ()):
-            found.append(f"does not take the subject {subject}")
+            found.append(f"does not have the subject {subject}: add it")
     if there.storage == StorageType.MEMORY:
-        found.append("is kept in memory: a restart of the broker loses what is in it")
+        found.append("is stored in memory, so a restart of the broker loses its messages: store it in files")
     if there.discard != DiscardPolicy.NEW and ((there.max_msgs or -1) > 0 or (there.max_bytes or -1) > 0):
-        found.append("drops its oldest messages silently when it is full: let it refuse new ones (discard: new)")
+        found.append("drops its oldest messages silently when it is full: make it reject new ones (discard: new)")
     if (there.max_msgs_per_subject or -1) > 0 and not (
         there.discard == DiscardPolicy.NEW and there.discard_new_per_subject
     ):
-        found.append(f"keeps {there.max_msgs_per_subject} messages of a subject and drops those before silently")
+        found.append(
+            f"keeps {there.max_msgs_per_subject} messages per subject and drops older ones silently: set "
+            "max_msgs_per_subject to -1"
+        )
     if there.retention == RetentionPolicy.INTEREST:
-        found.append("drops messages silently while no consumer waits for them (retention: interest)")
+        found.append("drops messages silently while it has no consumer: set retention to limits")
     if there.max_age and there.max_age < DAY_SECONDS:
-        found.append(f"drops messages silently after {there.max_age:.0f} s, read or not")
+        found.append(f"drops messages silently after {there.max_age:.0f} s, read or not: set max_age to at least 1 day")
     if there.no_ack:
-        found.append("confirms nothing (no_ack): a publish can't be known to have arrived")
+        found.append("sends no acks, so Duetime can't tell whether a publish has arrived: set no_ack to false")
     if there.duplicate_window is not None and there.duplicate_window < DEDUPE_SECONDS_MIN:
-        found.append(f"forgets message ids after {there.duplicate_window:.0f} s: duplicates may come through")
+        found.append(
+            f"forgets message ids after {there.duplicate_window:.0f} s, so duplicates may come through: set "
+            f"duplicate_window to at least {DEDUPE_SECONDS_MIN:.0f} s"
+        )
     return found
 
 
+def _filters(consumer: ConsumerConfig) -> list[str]:
+    return consumer.filter_subjects or [consumer.filter_subject or ">"]
+
+
 def _covers(pattern: str, subject: str) -> bool:
-    """Whether a stream's subject takes all that ``subject`` stands for."""
+    """Whether a stream's subject pattern matches everything that ``subject`` matches."""
     ours, theirs = subject.split("."), pattern.split(".")
     for place, token in enumerate(theirs):
         if token == ">":

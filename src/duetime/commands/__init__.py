@@ -1,4 +1,4 @@
-"""The commands that talk to a server: ``grammar`` says what can be typed, the others do it and show what came of it.
+"""The commands that talk to a server: ``grammar`` defines what can be typed, the other modules carry it out.
 
-Only ``grammar`` is imported before it is known which command was typed, so that none pays for another's imports.
+Only ``grammar`` is imported before the command is known, so that no command pays for the imports of another.
 """

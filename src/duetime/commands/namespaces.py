@@ -1,11 +1,11 @@
-"""``duetime namespaces`` and what follows it."""
+"""``duetime namespaces`` and its subcommands."""
 
 from __future__ import annotations
 
 import argparse
 
 from duetime.client import Client, Namespace
-from duetime.commands import output
+from duetime.commands import output, tables
 from duetime.commands.session import UsageError
 
 
@@ -14,7 +14,7 @@ def list_namespaces(client: Client, options: argparse.Namespace) -> int:
     if options.json:
         output.print_json({"namespaces": found})
     else:
-        print(*output.namespaces_table(found), sep="\n")
+        print(*tables.namespaces_table(found), sep="\n")
     return 0
 
 
@@ -22,7 +22,7 @@ def _say(namespace: Namespace, options: argparse.Namespace) -> int:
     if options.json:
         output.print_json(namespace)
     else:
-        print(*output.namespace_fields(namespace), sep="\n")
+        print(*tables.namespace_fields(namespace), sep="\n")
     return 0
 
 
@@ -35,7 +35,7 @@ def create(client: Client, options: argparse.Namespace) -> int:
 
 def update(client: Client, options: argparse.Namespace) -> int:
     if options.retention is None and options.weight is None:
-        raise UsageError("there is nothing to change: give --retention or --weight")
+        raise UsageError("nothing to change: give --retention or --weight")
     return _say(client.update_namespace(options.name, retention=options.retention, weight=options.weight), options)
 
 
@@ -56,7 +56,7 @@ def add_secret(client: Client, options: argparse.Namespace) -> int:
     if options.json:
         output.print_json(made)
     else:
-        shown = [("id", made.id), ("secret", f"{made.secret}  (shown this once)")]
+        shown = [("id", made.id), ("secret", f"{made.secret}  (shown only now)")]
         print(*output.fields(shown), sep="\n")
     return 0
 
@@ -66,5 +66,5 @@ def delete_secret(client: Client, options: argparse.Namespace) -> int:
     if options.json:
         output.print_json({"deleted": options.id})
     else:
-        print(f"{output.safe(options.id)}  deleted: it signs no more")
+        print(f"{output.safe(options.id)}  deleted; it no longer signs callbacks")
     return 0

@@ -1,12 +1,14 @@
-"""How values look to people: tables, relative times, colours on a terminal; and as JSON to machines.
+"""How values look: relative times, colors and rows that fit on a terminal; JSON for programs.
 
-What others wrote (an answer's first bytes, an error, an id) is printed with its control characters spelled out, so
-that it can't move the cursor or change what was printed before.
+Text from elsewhere (a response body, an error, an id) is printed with its control characters escaped, so that it can't
+move the cursor or change what was printed before.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -14,15 +16,15 @@ from typing import Any
 
 import msgspec
 
-from duetime.client import Attempt, Cluster, Namespace, Status, Timer
+from duetime.client import Count, Status, Timer
 from duetime.client.values import time_text, to_json
 from duetime.clock import SystemClock
 from duetime.model import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
-PAYLOAD_CHARS_MAX = 2_000
-ERROR_CHARS_MAX = 60
+COLUMN_CHARS_MIN = 12
+"""A column is not cut below this."""
 
-_COLOURS = {
+_COLORS = {
     Status.PENDING: "33",
     Status.EXECUTING: "36",
     Status.COMPLETED: "32",
@@ -37,7 +39,18 @@ def is_terminal() -> bool:
 
 
 def print_json(value: Any) -> None:
+    """One document, indented."""
     print(to_json(value))
+
+
+def print_json_line(value: Any) -> None:
+    """One line of JSON Lines, flushed so that the reader of a pipe gets it now."""
+
+    def plain(given: Any) -> str:
+        return time_text(given, "") if isinstance(given, datetime) else str(given)
+
+    built = msgspec.to_builtins(value, builtin_types=(datetime,), enc_hook=str)
+    print(json.dumps(built, ensure_ascii=False, default=plain), flush=True)
 
 
 # --- pieces --------------------------------------------------------------------------------------------------------
@@ -50,18 +63,28 @@ def safe(text: str) -> str:
 
 
 def short(text: str | None, chars_max: int) -> str:
+    """The text, cut on a terminal only: a program that reads a pipe gets all of it."""
     text = safe(text or "")
-    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
+    return text if len(text) <= chars_max or not is_terminal() else text[: chars_max - 1] + "…"
 
 
-def coloured(text: str, code: str) -> str:
+def colored(text: str, code: str) -> str:
     if not is_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     return f"\x1b[{code}m{text}\x1b[0m"
 
 
 def status_text(status: Status, width: int = 0) -> str:
-    return coloured(f"{status.value:<{width}}", _COLOURS[status])
+    return colored(f"{status.value:<{width}}", _COLORS[status])
+
+
+def counted(count: Count) -> str:
+    """The count, with a ~ if it is an estimate and a + if counting stopped there."""
+    return f"{'~' if count.estimated else ''}{count.timers}{'+' if count.more else ''}"
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def name_of(timer: Timer) -> str:
@@ -93,151 +116,6 @@ def both(at: datetime) -> str:
     return f"{relative(at)} ({absolute(at)})"
 
 
-def when(timer: Timer) -> str:
-    """The time that matters now: when it is due, or when it was finished."""
-    if timer.status is Status.PENDING:
-        return relative(timer.fire_at)
-    if timer.status is Status.EXECUTING:
-        return "executing"
-    return relative(timer.executed_at or timer.updated_at)
-
-
-def one_line(timer: Timer) -> str:
-    match timer.status:
-        case Status.PENDING if timer.attempts:
-            rest = f"attempt {timer.attempts + 1} is due {both(timer.fire_at)}: {short(timer.last_error, 200)}"
-        case Status.PENDING:
-            rest = f"due {both(timer.fire_at)}"
-        case Status.EXECUTING:
-            rest = f"attempt {timer.attempts}"
-        case Status.FAILED:
-            rest = f"{both(timer.executed_at or timer.updated_at)}: {short(timer.last_error, 200)}"
-        case _:
-            rest = both(timer.executed_at or timer.updated_at)
-    return f"{name_of(timer)}  {status_text(timer.status)}  {rest}"
-
-
-# --- wholes --------------------------------------------------------------------------------------------------------
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, coloured_column: int | None = None) -> list[str]:
-    """Aligned lines. The cells of a column of statuses are coloured after they were aligned."""
-    lines = [list(heads), *[list(row) for row in rows]]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(heads))]
-    shown = []
-    for number, line in enumerate(lines):
-        cells = [f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)]
-        cells[-1] = line[-1]
-        if number and coloured_column is not None:
-            cells[coloured_column] = status_text(Status(line[coloured_column]), widths[coloured_column])
-        shown.append("  ".join(cells).rstrip())
-    shown[0] = coloured(shown[0], "1")
-    return shown
-
-
-def timers_table(timers: Iterable[Timer]) -> list[str]:
-    rows = [
-        (
-            name_of(timer),
-            timer.status.value,
-            when(timer),
-            absolute(timer.fire_at),
-            str(timer.attempts),
-            safe(timer.callback_url or timer.callback_subject or ""),
-            short(timer.last_error, ERROR_CHARS_MAX),
-        )
-        for timer in timers
-    ]
-    return table(("TIMER", "STATUS", "WHEN", "DUE", "TRIES", "TARGET", "LAST ERROR"), rows, coloured_column=1)
-
-
-def fields(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    pairs = list(pairs)
-    width = max(len(name) for name, _ in pairs)
-    return [f"{name:<{width}}  {value}" for name, value in pairs]
-
-
-def timer_fields(timer: Timer) -> list[str]:
-    policy = timer.retry_policy
-    target = f"{timer.callback_method} {timer.callback_url}" if timer.callback_url else timer.callback_subject or ""
-    retries = (
-        f"{policy.max_retries}, after {policy.initial_interval}, × {policy.backoff_multiplier:g}, "
-        f"at most {policy.max_interval} apart, within {policy.max_retry_attempts_duration}"
-    )
-    pairs = [
-        ("timer", name_of(timer)),
-        ("status", status_text(timer.status)),
-        ("asked for", both(timer.execute_at)),
-        ("due", both(timer.fire_at) if timer.fire_at != timer.execute_at else ""),
-        ("finished", both(timer.executed_at) if timer.executed_at else ""),
-        ("target", safe(target)),
-        *[("header", safe(f"{name}: {value}")) for name, value in timer.callback_headers.items()],
-        ("payload", _shown(timer.payload)),
-        ("metadata", _shown(timer.metadata)),
-        ("correlation id", safe(timer.correlation_id or "")),
-        ("attempts", str(timer.attempts)),
-        ("last error", short(timer.last_error, PAYLOAD_CHARS_MAX)),
-        ("retries", retries if policy.max_retries else "none"),
-        ("timeout", str(timer.callback_timeout)),
-        ("completed by", '200 with {"ok": true}' if timer.response_protocol == "answer" else "any 2xx"),
-        ("created", both(timer.created_at)),
-        ("updated", both(timer.updated_at)),
-    ]
-    return fields(pair for pair in pairs if pair[1])
-
-
-def _shown(value: Any) -> str:
-    return "" if value is None else short(msgspec.json.encode(value).decode(), PAYLOAD_CHARS_MAX)
-
-
-def attempts_table(attempts: Iterable[Attempt]) -> list[str]:
-    rows = [
-        (
-            str(attempt.attempt),
-            relative(attempt.sent_at),
-            absolute(attempt.sent_at),
-            str(attempt.duration),
-            attempt.outcome.value.replace("_", " "),
-            "" if attempt.status is None else str(attempt.status),
-            short(attempt.error or attempt.answer, ERROR_CHARS_MAX),
-        )
-        for attempt in attempts
-    ]
-    return table(("ATTEMPT", "WHEN", "SENT", "TOOK", "OUTCOME", "STATUS", "ERROR OR ANSWER"), rows)
-
-
-def namespaces_table(namespaces: Iterable[Namespace]) -> list[str]:
-    rows = [
-        (
-            namespace.name,
-            "paused" if namespace.paused else "active",
-            str(namespace.shards),
-            namespace.retention or "default",
-            str(namespace.weight),
-            str(len(namespace.secrets)),
-            relative(namespace.created_at),
-        )
-        for namespace in namespaces
-    ]
-    return table(("NAMESPACE", "STATE", "SHARDS", "RETENTION", "WEIGHT", "SECRETS", "CREATED"), rows)
-
-
-def cluster_table(cluster: Cluster) -> list[str]:
-    rows = [
-        (
-            instance.name,
-            "serving" if instance.serving else "clock is off",
-            str(len(instance.shards)),
-            ranges(instance.shards),
-            instance.version,
-            instance.clock_offset,
-            relative(instance.started_at),
-        )
-        for instance in sorted(cluster.instances, key=lambda instance: instance.name)
-    ]
-    return table(("INSTANCE", "STATE", "OWNS", "SHARDS", "VERSION", "CLOCK", "STARTED"), rows)
-
-
 def ranges(numbers: Iterable[int]) -> str:
     """Numbers as people write them: 0-3, 7."""
     found: list[list[int]] = []
@@ -249,18 +127,64 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join("-".join(map(str, ends)) for ends in found) or "none"
 
 
-def namespace_fields(namespace: Namespace) -> list[str]:
-    return fields(
-        [
-            ("namespace", namespace.name),
-            ("state", "paused: nothing of it fires" if namespace.paused else "active"),
-            ("shards", str(namespace.shards)),
-            ("retention", namespace.retention or "as the server's settings say"),
-            ("weight", str(namespace.weight)),
-            ("created", both(namespace.created_at)),
-            *[
-                ("secret", f"{secret.id}, " + ("signs" if not secret.expires_at else f"ends {both(secret.expires_at)}"))
-                for secret in namespace.secrets
-            ],
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    status_column: int | None = None,
+    free_text: Sequence[int] = (),
+) -> list[str]:
+    """Aligned lines. On a terminal they fit: the widest column with free text is cut first, the name in front last."""
+    lines = [list(heads), *[list(row) for row in rows]]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(heads))]
+    columns = shutil.get_terminal_size().columns if is_terminal() else None
+    if columns is not None:
+        _fit(widths, free_text, columns)
+        _fit(widths, (0,), columns)
+    shown = []
+    for number, line in enumerate(lines):
+        cells = [
+            f"{cell if len(cell) <= width else cell[: width - 1] + '…':<{width}}"
+            for cell, width in zip(line, widths, strict=True)
         ]
-    )
+        if number and status_column is not None:
+            cells[status_column] = status_text(Status(line[status_column]), widths[status_column])
+        text = "  ".join(cells).rstrip()
+        shown.append(text if columns is None else cut(text, columns))
+    shown[0] = colored(shown[0], "1")
+    return shown
+
+
+def _fit(widths: list[int], free_text: Sequence[int], columns: int) -> None:
+    """Narrow the widest free-text column, again and again, until the row fits."""
+    excess = sum(widths) + 2 * (len(widths) - 1) - columns
+    while excess > 0 and free_text:
+        widest = max(free_text, key=lambda n: widths[n])
+        if widths[widest] <= COLUMN_CHARS_MIN:
+            return
+        widths[widest] -= 1
+        excess -= 1
+
+
+def cut(line: str, columns: int) -> str:
+    """The line's first columns; escape sequences for colors take none."""
+    shown = 0
+    at = 0
+    while at < len(line):
+        if line[at] == "\x1b":
+            at = line.index("m", at) + 1
+            continue
+        shown += 1
+        at += 1
+        if shown == columns and line[at:] not in ("", "\x1b[0m"):
+            return line[: at - 1] + "…" + ("\x1b[0m" if "\x1b" in line else "")
+    return line
+
+
+def fields(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    pairs = list(pairs)
+    width = max(len(name) for name, _ in pairs)
+    return [f"{name:<{width}}  {value}" for name, value in pairs]

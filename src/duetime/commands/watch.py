@@ -1,6 +1,6 @@
-"""``duetime watch``: asks every second and shows what changed, in place on a terminal, line by line into a pipe.
+"""``duetime watch``: polls every second and shows what changed, in place on a terminal, line by line into a pipe.
 
-A server that goes away is asked again for as long as a client's patience lasts, so that a restart ends no watch.
+If the server goes away, the client retries for as long as its timeout, so that a restart does not end a watch.
 """
 
 from __future__ import annotations
@@ -10,49 +10,38 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import NoReturn
 
-from duetime.client import Client, Status, Timer
-from duetime.commands import output
+from duetime.client import Client, Status, Timer, Unsupported
+from duetime.commands import output, tables
 from duetime.commands.session import open_client
-from duetime.commands.timers import fetched
+from duetime.commands.timers import fetched, named
 
 INTERVAL_SECONDS = 1.0
 PATIENT_ATTEMPTS_MAX = 100
 ROWS_MAX = 1_000
 ROWS_PIPED = 50
 
+_SECTIONS = {"due": (Status.EXECUTING, Status.PENDING), "finished": (Status.COMPLETED, Status.FAILED)}
+_EMPTY = {"due": "no pending timers", "finished": "no finished timers"}
+
 
 class _Screen:
-    """Lines that are drawn over those drawn before."""
+    """Redraws its lines in place."""
 
     def __init__(self) -> None:
         self._drawn = 0
 
     def draw(self, lines: list[str]) -> None:
         size = shutil.get_terminal_size()
-        # A line that is wrapped, or a picture that scrolls, could not be drawn over.
-        lines = [_cut(line, size.columns) for line in lines[: size.lines - 1]]
+        # A wrapped line or a scrolled screen could not be redrawn.
+        lines = [output.cut(line, size.columns) for line in lines[: size.lines - 1]]
         up = f"\x1b[{self._drawn}F" if self._drawn else ""
         sys.stdout.write(up + "\x1b[J" + "\n".join(lines) + "\n")
         sys.stdout.flush()
         self._drawn = len(lines)
-
-
-def _cut(line: str, columns: int) -> str:
-    """The line's first columns, its colours not counted."""
-    shown = 0
-    at = 0
-    while at < len(line):
-        if line[at] == "\x1b":
-            at = line.index("m", at) + 1
-            continue
-        shown += 1
-        at += 1
-        if shown == columns and at < len(line):
-            return line[: at - 1] + "…" + ("\x1b[0m" if "\x1b" in line else "")
-    return line
 
 
 def _can_redraw() -> bool:
@@ -61,76 +50,94 @@ def _can_redraw() -> bool:
 
 def watch(client: Client, options: argparse.Namespace) -> int:
     if options.timer is not None:
-        first = fetched(client, options.timer)
+        first = fetched(client, *named(options.timer, options))
         with open_client(options, attempts_max=PATIENT_ATTEMPTS_MAX) as patient:
             return _follow(patient, first, options)
-    standing = _standing(client, options.namespace, ROWS_PIPED)
-    if options.json:
-        output.print_json(standing)
-        return 0
+    listed = _listed(client)
     with open_client(options, attempts_max=PATIENT_ATTEMPTS_MAX) as patient:
-        if _can_redraw():
-            _draw_all(patient, options.namespace)
-        _tell_all(patient, options.namespace)
+        if _can_redraw() and not options.json:
+            _draw_all(patient, options.namespace, listed)
+        _tell_all(patient, options.namespace, listed, _teller(options))
+
+
+def _teller(options: argparse.Namespace) -> Callable[[Timer], None]:
+    return output.print_json_line if options.json else lambda timer: print(tables.one_line(timer), flush=True)
 
 
 def _follow(client: Client, timer: Timer, options: argparse.Namespace) -> int:
     screen = _Screen() if _can_redraw() and not options.json else None
+    tell = _teller(options)
     told = None
     while True:
         if screen is not None:
-            screen.draw([output.one_line(timer)])
-        elif not options.json and told != (seen := _seen(timer)):
+            screen.draw([tables.one_line(timer)])
+        elif told != (seen := _seen(timer)):
             told = seen
-            print(output.one_line(timer), flush=True)
+            tell(timer)
         if timer.status.final:
-            break
+            return 0 if timer.status is Status.COMPLETED else 1
         time.sleep(INTERVAL_SECONDS)
-        timer = fetched(client, f"{timer.namespace}/{timer.id}")
-    if options.json:
-        output.print_json(timer)
-    return 0 if timer.status is Status.COMPLETED else 1
+        timer = fetched(client, timer.namespace, timer.id)
 
 
 def _seen(timer: Timer) -> tuple[Status, int, object]:
     return timer.status, timer.attempts, timer.fire_at
 
 
-def _standing(client: Client, namespace: str | None, rows: int) -> dict[str, list[Timer]]:
-    """What is due next and what was finished last."""
+def _listed(client: Client) -> set[Status]:
+    """The statuses that the server's database can list; tells the user which others it does not show."""
+    listed: set[Status] = set()
+    refused: list[Unsupported] = []
+    for status in (status for statuses in _SECTIONS.values() for status in statuses):
+        try:
+            client.page(status=status, limit=1)
+            listed.add(status)
+        except Unsupported as error:
+            refused.append(error)
+    if not listed:
+        raise refused[0]
+    for refusal in refused:
+        print(f"not shown: {output.safe(refusal.message)}", file=sys.stderr)
+    return listed
 
-    def some(status: Status, limit: int) -> list[Timer]:
-        number = max(1, min(limit, ROWS_MAX))
-        return list(islice(client.list(namespace=namespace, status=status, page_size=number), number))
 
-    due = some(Status.EXECUTING, rows) + some(Status.PENDING, rows)
-    done = some(Status.COMPLETED, rows) + some(Status.FAILED, rows)
-    done.sort(key=lambda timer: timer.executed_at or timer.updated_at, reverse=True)
-    return {"due": due[:rows], "finished": done[:rows]}
+def _standing(client: Client, namespace: str | None, rows: int, listed: Collection[Status]) -> dict[str, list[Timer]]:
+    """What is due next and what finished last, as far as it can be listed."""
+    number = max(1, min(rows, ROWS_MAX))
+    standing: dict[str, list[Timer]] = {}
+    for name, statuses in _SECTIONS.items():
+        some = [status for status in statuses if status in listed]
+        if some:
+            lists = (client.list(namespace=namespace, status=status, page_size=number) for status in some)
+            standing[name] = [timer for each in lists for timer in islice(each, number)]
+    standing.get("finished", []).sort(key=lambda timer: timer.executed_at or timer.updated_at, reverse=True)
+    return {name: timers[:rows] for name, timers in standing.items()}
 
 
-def _draw_all(client: Client, namespace: str | None) -> NoReturn:
+def _draw_all(client: Client, namespace: str | None, listed: Collection[Status]) -> NoReturn:
     screen = _Screen()
     while True:
         rows = max(1, (shutil.get_terminal_size().lines - 7) // 2)
-        standing = _standing(client, namespace, rows)
+        standing = _standing(client, namespace, rows, listed)
         lines = [f"{client.url}, all namespaces" if namespace is None else f"{client.url}, namespace {namespace}", ""]
-        for title, timers in (("due next", standing["due"]), ("just finished", standing["finished"])):
-            lines += output.timers_table(timers) if timers else [f"nothing {title}"]
+        for name, timers in standing.items():
+            lines += tables.timers_table(timers) if timers else [_EMPTY[name]]
             lines.append("")
         screen.draw(lines[:-1])
         time.sleep(INTERVAL_SECONDS)
 
 
-def _tell_all(client: Client, namespace: str | None) -> NoReturn:
+def _tell_all(
+    client: Client, namespace: str | None, listed: Collection[Status], tell: Callable[[Timer], None]
+) -> NoReturn:
     told: dict[tuple[str, str], tuple[Status, int, object]] = {}
     while True:
-        standing = _standing(client, namespace, ROWS_PIPED)
+        standing = _standing(client, namespace, ROWS_PIPED, listed)
         now: dict[tuple[str, str], tuple[Status, int, object]] = {}
-        for timer in (*reversed(standing["finished"]), *standing["due"]):
+        for timer in (*reversed(standing.get("finished", [])), *standing.get("due", [])):
             key = timer.namespace, timer.id
             now[key] = seen = _seen(timer)
             if told.get(key) != seen:
-                print(output.one_line(timer), flush=True)
+                tell(timer)
         told = now
         time.sleep(INTERVAL_SECONDS)

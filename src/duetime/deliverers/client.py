@@ -1,19 +1,20 @@
-"""A small HTTP/1.1 client for callbacks: one request, one answer, to an address that the guard has judged.
+"""A small HTTP/1.1 client for callbacks: one request and one response, to an address that the guard has checked.
 
-It owns the outgoing connections. An idle one is kept for a few seconds and used again, newest first; one in use
-belongs to exactly one request. There is no limit on those in use: the dispatcher above has one, and a limit here would
-let a hanging receiver stop the others. It follows no redirect, keeps no cookie, knows no proxy and unpacks nothing.
+It owns the connection pool. Idle connections are kept for a few seconds and reused, newest first; a connection in use
+belongs to exactly one request. The pool does not limit connections in use: the dispatcher limits attempts, and a limit
+here would let a hanging receiver block the others. The client does not follow redirects, keep cookies, use proxies or
+decompress responses.
 
-Fails with ``Unreachable`` whenever there is no whole answer: no connection, no TLS, a connection that broke, an answer
-that is not HTTP. With ``TimeoutError`` when there is none by the time that the caller gives. With ``NotSent`` when a
-shortage of ours left it without a connection: then not one byte of the request was written, and the same holds for any
-other error. A request that is canceled closes its connection.
+Raises ``Unreachable`` if there is no complete response: no connection, a TLS failure, a broken connection, a malformed
+response. Raises ``TimeoutError`` if the response does not arrive in time. Raises ``NotSent`` if a local shortage
+prevented the connection; then, and with any other error, no byte of the request was written. Canceling a request closes
+its connection.
 
-Idle connections make room when the process runs out of file descriptors.
+When the process runs out of file descriptors, idle connections are closed.
 
-A kept connection may have been closed by the receiver just as we wrote to it. When not one byte of an answer came, the
-request is sent once more on a new connection; receivers drop a repeat by its delivery id. A new connection that fails
-the same way is an error.
+A receiver may close an idle connection just when we write to it. If no byte of a response arrived, the request is sent
+once more on a new connection; receivers can drop the duplicate by its delivery id. If the new connection fails in the
+same way, that is an error.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ import ssl
 from collections import deque
 from itertools import islice
 
+from duetime.batched_writes import BatchedWrites
 from duetime.deliverers.connection import Answer, Connection, Key, NoAnswer, Unreachable, why
 from duetime.deliverers.deadlines import Deadlines
 from duetime.deliverers.unsent import NotSent, OutOfDescriptors, connect_shortage, out_of_descriptors
 from duetime.model import Unsent
 from duetime.urls import Url
-from duetime.writing import Sweep
 
 IDLE_SECONDS_MAX = 4.0  # servers usually close after 5
 IDLE_MAX = 1024
 IDLE_PER_ADDRESS_MAX = 512
-CONNECT_SECONDS_MAX = 5.0  # when there is another address to try; the last one has all the time that is left
+CONNECT_SECONDS_MAX = 5.0  # per address; the last address has all the remaining time
 CLOSE_SECONDS_MAX = 1.0
-CONNECTS_PER_ROUND = 8  # of the event loop, each to another place
+CONNECTS_PER_ROUND = 8  # of the event loop, each to a different host and port
 CLOSED_FOR_ROOM = 64
-CLOSING_ROUNDS_MAX = 16  # of the event loop; a connection that is closed needs two, with TLS as well
+CLOSING_ROUNDS_MAX = 16  # of the event loop; closing a connection takes two, even with TLS
 
 _log = logging.getLogger(__name__)
 
@@ -47,14 +48,14 @@ class HttpClient:
     def __init__(self, *, tls: ssl.SSLContext | None = None, idle_seconds: float = IDLE_SECONDS_MAX) -> None:
         self._tls = tls
         self._idle_seconds = idle_seconds
-        self.writes = Sweep()
+        self.writes = BatchedWrites()
         self.deadlines = Deadlines()
-        # Since when each is idle, in order of arrival: popitem() gives the newest, iteration begins with the oldest.
+        # When each became idle, oldest first: popitem() returns the newest, iteration begins with the oldest.
         self._idle: dict[Connection, float] = {}
         self._idle_at: dict[Key, dict[Connection, float]] = {}
         self._connections: set[Connection] = set()
         self._sweep_handle: asyncio.TimerHandle | None = None
-        # The host and port that connections are begun to in this round of the event loop, and who waits for the next.
+        # Hosts and ports that this round of the event loop connects to, and the requests that wait for the next round.
         self._begun: set[tuple[str, int]] = set()
         self._turns: dict[tuple[str, int], deque[asyncio.Future[None]]] = {}
         self._closing: set[Connection] = set()  # to make room
@@ -62,13 +63,13 @@ class HttpClient:
         self._emptied: asyncio.Future[None] | None = None
 
     async def request(self, url: Url, addresses: list[str], head_and_body: bytes, until: float | None = None) -> Answer:
-        """Send one request to the first address that can be reached and return the answer, by this time of the event
-        loop; or raise ``Unreachable``, ``TimeoutError`` or ``NotSent``."""
+        """Send one request to the first reachable address and return the response, before ``until`` (event loop time);
+        or raise ``Unreachable``, ``TimeoutError`` or ``NotSent``."""
         name = url.server_name if url.tls else None
         connection = self._take(url.port, name, addresses)
         if connection is None:
             await self._turn((url.host, url.port))
-            connection = self._take(url.port, name, addresses)  # one that was in use may have come free meanwhile
+            connection = self._take(url.port, name, addresses)  # one may have become idle meanwhile
         sent = False
         try:
             while True:
@@ -88,21 +89,21 @@ class HttpClient:
                     raise TimeoutError
                 if isinstance(result, Unreachable):
                     raise result
-                # It was closed already. Others that are kept may be as stale: only a new one will do.
+                # The connection was stale. Other idle ones may be stale as well, so open a new one.
                 connection = None
         except (Unreachable, TimeoutError):
             raise
         except Exception as exc:
             if not sent:
                 raise
-            # The receiver may have the request by now, so this is no longer an attempt that never left us.
+            # The receiver may have the first request, so this attempt counts as sent.
             if isinstance(exc, NotSent):
-                raise Unreachable(f"connection closed before the answer, and no other: {exc}") from None
-            _log.exception("the request to %s broke", url.origin)
+                raise Unreachable(f"connection closed before the response, and no new connection: {exc}") from None
+            _log.exception("the request to %s raised an error", url.origin)
             raise Unreachable(f"internal error: {type(exc).__name__}") from None
 
     async def close(self) -> None:
-        """Close every connection, also those in use: their requests end as unreachable."""
+        """Close all connections, even those in use: their requests fail with ``Unreachable``."""
         self._closed = True
         if self._sweep_handle is not None:
             self._sweep_handle.cancel()
@@ -119,7 +120,7 @@ class HttpClient:
         shortage: tuple[Unsent, str] | None = None
         for left, address in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
             try:
-                # An address that swallows packets must not eat the time of the next one.
+                # An address that drops packets must leave time for the next one.
                 async with asyncio.timeout(CONNECT_SECONDS_MAX if left else None):
                     return await self._connect_to(url, address, name)
             except Unreachable as exc:
@@ -145,7 +146,7 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         if url.tls and self._tls is None:
             if out_of_descriptors():
-                raise OutOfDescriptors  # OpenSSL would silently leave out the trusted roots that it can't open
+                raise OutOfDescriptors  # OpenSSL would silently ignore root certificates that it can't open
             self._tls = tls_context()
         connection = Connection(self, (address, url.port, name), loop)
         try:
@@ -158,7 +159,7 @@ class HttpClient:
             )
         except BaseException as exc:
             connection.drop("not connected")
-            # uvloop says nothing more about a connection whose making was canceled.
+            # uvloop does not call connection_lost if connecting was canceled.
             self.lost(connection)
             if isinstance(exc, OSError) and (shortage := connect_shortage(exc, address)):
                 raise shortage from None
@@ -172,7 +173,7 @@ class HttpClient:
         return connection
 
     async def _make_room(self) -> None:
-        """Close the oldest idle connections, and wait until the event loop has given their descriptors back."""
+        """Close the oldest idle connections and wait until the event loop has released their file descriptors."""
         if not self._closing:
             self._closing = set(islice(self._idle, CLOSED_FOR_ROOM))
             for connection in self._closing:
@@ -184,7 +185,7 @@ class HttpClient:
             await asyncio.sleep(0)
 
     def _take(self, port: int, name: str | None, addresses: list[str]) -> Connection | None:
-        """The newest idle connection that is still good, out of the pool."""
+        """Take the newest usable idle connection out of the pool."""
         for address in addresses:
             idle = self._idle_at.get((address, port, name))
             while idle:
@@ -196,11 +197,12 @@ class HttpClient:
         return None
 
     async def _turn(self, place: tuple[str, int]) -> None:
-        """Wait to be the one who begins a connection to this place in a round of the event loop, and among the few who
-        begin one at all.
+        """Wait for this request's turn to connect: at most one connect per host and port in a round of the event loop,
+        and a few in all.
 
-        Of hundreds begun at once, none would carry a byte before the last is begun. And while there are answers, rounds
-        take long and connections come free, so a quick receiver is given few of them; a slow one has all of them soon.
+        If hundreds were started in one round, none would send a byte before the last one is started. Besides, while
+        responses arrive, rounds take longer and connections become idle: so a fast receiver gets few connections, and a
+        slow one soon gets all that it needs.
         """
         loop = asyncio.get_running_loop()
         if not self._begun and not self._turns:
@@ -222,12 +224,12 @@ class HttpClient:
                     turn.set_result(None)
                     self._begun.add(place)
             if line:
-                self._turns[place] = line  # behind the others
+                self._turns[place] = line  # at the end of the line
         if self._begun or self._turns:
             asyncio.get_running_loop().call_soon(self._next_round)
 
     def park(self, connection: Connection) -> None:
-        """Keep a connection for the next request to the same place."""
+        """Return a connection to the pool for the next request to the same address."""
         idle = self._idle_at.get(connection.key)
         if idle is None:
             idle = self._idle_at[connection.key] = {}
@@ -241,7 +243,7 @@ class HttpClient:
             self._sweep_handle = connection.loop.call_later(self._idle_seconds / 2, self._sweep)
 
     def unpark(self, connection: Connection) -> None:
-        """Forget an idle connection that is of no more use; no harm if it is not idle."""
+        """Remove an unusable connection from the pool; does nothing if it is not in it."""
         if connection in self._idle:
             del self._idle[connection]
             self._idle_at[connection.key].pop(connection, None)
@@ -257,7 +259,7 @@ class HttpClient:
             self._emptied.set_result(None)
 
     def _sweep(self) -> None:
-        """Close what was idle for too long, and forget addresses that have nothing idle."""
+        """Close connections that were idle for too long, and drop addresses without idle connections."""
         self._sweep_handle = None
         now = asyncio.get_running_loop().time()
         for connection, since in tuple(self._idle.items()):
@@ -272,7 +274,7 @@ class HttpClient:
 
 
 def tls_context() -> ssl.SSLContext:
-    """The system's trusted roots, host names checked, and HTTP/1.1 as the only protocol spoken."""
+    """The system's root certificates, with host name verification and HTTP/1.1 only."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context

@@ -1,7 +1,7 @@
-"""One outgoing connection: a request at a time, and the parser of its answer.
+"""One outgoing connection: sends one request at a time and parses the response.
 
-It goes back to the pool only after a whole answer that allows it and with nothing left over in either direction, so
-that one receiver's answer can never be taken for the answer to another request.
+It returns to the pool only after a complete response that allows reuse, with no bytes left over in either direction, so
+a response can never be mistaken for the response to another request.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Protocol, cast
 import httptools
 from msgspec import Struct
 
+from duetime.batched_writes import BatchedWrites
 from duetime.deliverers.deadlines import Bucket, Deadlines
 from duetime.errors import DuetimeError
-from duetime.writing import Sweep
 
 BODY_BYTES_MAX = 64 * 1024
 HEAD_BYTES_MAX = 64 * 1024
-ANSWER_BYTES_MAX = 1024 * 1024  # with chunk sizes, trailers and 1xx answers: what frames 64 KiB is never that much
-REPEATED_BYTES_MAX = 1024  # of an answer that a connection remembers
+ANSWER_BYTES_MAX = 1024 * 1024  # in all, with chunk sizes, trailers and 1xx responses
+REPEATED_BYTES_MAX = 1024  # the largest response that a connection remembers
 
 Key = tuple[str, int, str | None]
-"""What makes two connections the same: the address, the port, and the name its certificate was checked for."""
+"""Connections with the same key are interchangeable: address, port, and the name in the verified certificate."""
 
 
 class Unreachable(DuetimeError):
-    """There was no whole answer; the message says why, for people."""
+    """There was no complete response; the message says why, for users."""
 
 
 class Answer(Struct, frozen=True):
@@ -41,35 +41,34 @@ class Answer(Struct, frozen=True):
 
 
 class NoAnswer(enum.Enum):
-    """What a waiter gets besides."""
+    """Results of a request without a response, besides ``Unreachable``."""
 
-    STALE = "a kept connection turned out to be closed before the answer began"
-    LATE = "its time was over"
+    STALE = "a reused connection was closed before the first byte of the response"
+    LATE = "the request timed out"
 
 
 Waiter = asyncio.Future[Answer | Unreachable | NoAnswer]
 
 
 class Pool(Protocol):
-    """Where a connection belongs."""
+    """The pool that a connection belongs to."""
 
-    writes: Sweep
+    writes: BatchedWrites
     deadlines: Deadlines
 
     def opened(self, connection: Connection) -> None: ...
 
     def park(self, connection: Connection) -> None:
-        """Keep it for the next request to the same place."""
+        """Keep the connection for the next request with the same key."""
 
     def unpark(self, connection: Connection) -> None:
-        """Forget it if it is kept: it is of no more use."""
+        """Remove the connection if it is kept: it is no longer usable."""
 
     def lost(self, connection: Connection) -> None: ...
 
 
 class Connection(asyncio.Protocol):
-    """A waiter always gets a result and never an exception, so a request that was given up leaves nothing to be
-    logged."""
+    """A waiter always gets a result and never an exception, so an abandoned request does not log an unhandled one."""
 
     __slots__ = (
         "_announced",
@@ -108,7 +107,7 @@ class Connection(asyncio.Protocol):
         self._feed = self._parser.feed_data
         self._transport: asyncio.Transport | None = None
         self._waiter: Waiter | None = None
-        self._bucket: Bucket | None = None  # of those whose time is over together, while it waits for an answer
+        self._bucket: Bucket | None = None  # its deadline, while it waits for a response
         self._reused = False
         self._received = 0
         self._head_bytes = 0
@@ -118,7 +117,7 @@ class Connection(asyncio.Protocol):
         self._framed = False
         self._announced = False
         self._keep_alive = False
-        self._last: Answer | None = None  # that came in one piece, this one:
+        self._last: Answer | None = None  # the last response that arrived in one piece, parsed from:
         self._last_bytes = b""
         self._status = 0
         self._retry_after: str | None = None
@@ -126,10 +125,10 @@ class Connection(asyncio.Protocol):
         self._more: list[bytes] | None = None
         self._size = 0
 
-    # What the client does with it.
+    # Called by the client.
 
     def send(self, message: bytes, until: float | None = None) -> Waiter:
-        """The answer must be there by this time of the event loop."""
+        """Send a request; the response must arrive before ``until`` (event loop time)."""
         waiter: Waiter = self.loop.create_future()
         self._received = 0
         self._head_bytes = 0
@@ -139,7 +138,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or self.problem is not None:
             # It was lost between the connect and now.
-            self._settle(waiter, self.problem or "connection closed before the answer")
+            self._settle(waiter, self.problem or "connection closed before the response")
             return waiter
         self._waiter = waiter
         if until is not None:
@@ -148,13 +147,13 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def abandon(self, waiter: Waiter) -> None:
-        """The request was given up. When its answer had come already, the connection is another's by now."""
+        """Abandon the request. If its response has arrived already, the connection may belong to another request."""
         if self._waiter is waiter:
             self._released()
             self.drop("given up")
 
     def drop(self, problem: str) -> None:
-        """Close at once. Nothing unsent matters any more, and a polite TLS farewell would only linger."""
+        """Close at once, without sending what is buffered and without a TLS close handshake."""
         if self.problem is None:
             self.problem = problem
         self._pool.unpark(self)
@@ -165,14 +164,14 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def expire(self) -> None:
-        """The time of its request is over."""
+        """The request timed out."""
         waiter = self._released()
         if waiter is not None and not waiter.done():
             waiter.set_result(NoAnswer.LATE)
-        self.drop("no answer in time")
+        self.drop("no response in time")
 
     def _released(self) -> Waiter | None:
-        """Who waited, and does so no longer."""
+        """Detach and return the waiter of the current request."""
         waiter, self._waiter = self._waiter, None
         if self._bucket is not None:
             self._bucket.discard(self)
@@ -185,18 +184,18 @@ class Connection(asyncio.Protocol):
         else:
             waiter.set_result(Unreachable(problem))
 
-    # What the event loop tells it.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
         if self.problem is not None:
-            # It was given up while it was being made.
+            # It was dropped while connecting.
             transport.abort()
             return
         self._pool.opened(self)
         peer = transport.get_extra_info("peername")
         if peer is None or not _same(peer[0], self.key[0]):
-            self.drop(f"connected to {peer[0] if peer else 'nobody'} instead of {self.key[0]}")
+            self.drop(f"connected to {peer[0] if peer else 'no address'} instead of {self.key[0]}")
             return
         raw = transport.get_extra_info("socket")
         if raw is not None:
@@ -204,22 +203,22 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None:
-            # Nobody asked: whatever this is, it must not become the answer to the next request.
-            self.drop("unasked bytes")
+            # There is no request: these bytes must not become the response to the next one.
+            self.drop("unexpected bytes")
             return
         if data == self._last_bytes and self._last is not None and not self._received:
-            # A receiver says the same over and over. The parser is between two answers, before and after this one.
+            # Receivers often repeat the same response. Skip the parser, which is between two responses.
             self._hand_over(self._last)
             return
         self._received += len(data)
         try:
             self._feed(data)
         except httptools.HttpParserUpgrade:
-            self.drop("malformed answer: it switches to another protocol")
+            self.drop("malformed response: it switches to another protocol")
             return
         except httptools.HttpParserError as exc:
             if not self._complete:
-                self.drop(self.problem or f"malformed answer: {exc}")
+                self.drop(self.problem or f"malformed response: {exc}")
                 return
             self._extra = True
         if self._complete:
@@ -230,7 +229,7 @@ class Connection(asyncio.Protocol):
         elif not self._headers_complete and self._received > HEAD_BYTES_MAX:
             self.drop(_HEAD_TOO_LARGE)
         elif self._received > ANSWER_BYTES_MAX:
-            self.drop("malformed answer: too much around the body")
+            self.drop("malformed response: too many bytes around the body")
 
     def eof_received(self) -> None:
         self._end(None)
@@ -242,13 +241,13 @@ class Connection(asyncio.Protocol):
 
     def _end(self, exc: Exception | None) -> None:
         if self._waiter is not None and self._headers_complete and not self._framed and exc is None:
-            # Neither a length nor chunks: the end of the connection is the end of the body.
+            # Neither a length nor chunks: the body ends with the connection.
             self._keep_alive = False
             self._hand_over(self._answer())
         elif exc is None:
-            self.drop("connection closed before the answer" + (" was complete" if self._received_any else ""))
+            self.drop("connection closed before the response" + (" was complete" if self._received_any else ""))
         else:
-            self.drop(why(exc) + " before the answer" + (" was complete" if self._received_any else ""))
+            self.drop(why(exc) + " before the response" + (" was complete" if self._received_any else ""))
 
     @property
     def _received_any(self) -> bool:
@@ -261,7 +260,7 @@ class Connection(asyncio.Protocol):
         return Answer(self._status, self._retry_after, body)
 
     def _hand_over(self, answer: Answer) -> None:
-        """Give the answer to who waits for it, then keep the connection or close it."""
+        """Pass the response to the waiter, then keep the connection or close it."""
         waiter = self._released()
         assert waiter is not None
         if not waiter.done():
@@ -272,7 +271,7 @@ class Connection(asyncio.Protocol):
             and not self._extra
             and self.problem is None
             and transport is not None
-            # An answer that came before the whole request was sent leaves the rest of it in the way of the next.
+            # If the response came before the whole request was sent, the rest would precede the next request.
             and not transport.get_write_buffer_size()
         ):
             self._reused = True
@@ -280,7 +279,7 @@ class Connection(asyncio.Protocol):
         else:
             self.drop("not kept")
 
-    # What the parser tells it.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         if self._complete:
@@ -301,7 +300,7 @@ class Connection(asyncio.Protocol):
             self.problem = _HEAD_TOO_LARGE
             raise ValueError(_HEAD_TOO_LARGE)
         if self._complete or self._headers_complete:
-            return  # a trailer, or what follows the answer
+            return  # a trailer, or bytes after the response
         if length == 14:
             if name.lower() == b"content-length":
                 self._framed = True
@@ -322,11 +321,11 @@ class Connection(asyncio.Protocol):
         self._keep_alive = parser.should_keep_alive()
         if status < 200:
             if status < 100:
-                self.problem = f"malformed answer: status {status}"
+                self.problem = f"malformed response: status {status}"
                 raise ValueError(self.problem)
             self._headers_complete = False
         elif status in (204, 304):
-            # These have no body whatever they announce; if one announces some, it may follow all the same.
+            # These have no body, whatever their headers say. If they announce one, it may follow anyway: do not reuse.
             self._complete = True
             if self._announced:
                 self._keep_alive = False
@@ -351,7 +350,7 @@ class Connection(asyncio.Protocol):
             self._complete = True
 
 
-_HEAD_TOO_LARGE = f"malformed answer: more than {HEAD_BYTES_MAX // 1024} KiB of headers"
+_HEAD_TOO_LARGE = f"malformed response: more than {HEAD_BYTES_MAX // 1024} KiB of headers"
 
 
 def _same(one: str, other: str) -> bool:
@@ -359,12 +358,12 @@ def _same(one: str, other: str) -> bool:
 
 
 def why(exc: Exception) -> str:
-    """A failure to connect, in words that a user can act on."""
+    """The error text of a failed connection, for users."""
     if isinstance(exc, ssl.SSLCertVerificationError):
         return f"TLS: {exc.verify_message or exc.reason}"
     if isinstance(exc, ssl.SSLError):
         return f"TLS: {(exc.reason or str(exc)).lower().replace('_', ' ')}"
     if isinstance(exc, OSError) and exc.errno:
         return os.strerror(exc.errno).lower()
-    # The text of an error without a number may name the address, which clients are not to know.
+    # The text of an error without a number may contain the address, which clients must not see.
     return "connection failed"

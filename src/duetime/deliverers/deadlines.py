@@ -1,4 +1,4 @@
-"""Time limits for many requests on one timer of the event loop."""
+"""Timeouts of many requests on one timer of the event loop."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ TICKS_PER_SECOND = 64
 
 class Limited(Protocol):
     def expire(self) -> None:
-        """Its time is over, and it has not left its bucket before."""
+        """Called at the deadline, unless it left its bucket before."""
 
 
 Bucket = set[Limited]
 
 
 class Deadlines:
-    """The time limits of all requests under way, on one timer of the event loop.
+    """The timeouts of all current requests, on one timer of the event loop.
 
-    Nearly every limit is lifted long before it is reached, and setting and clearing a timer for each cost as much as
-    signing the request. So limits that fall into the same 1/64 s share a bucket: one may come that much late, never
-    early. The timer is set for the earliest bucket that has anything in it.
+    Nearly every request ends long before its deadline, and a timer of its own would cost as much as signing it. So
+    deadlines within the same 1/64 s share a bucket: a timeout may come that much late, but never early. The timer is
+    set for the earliest bucket that is not empty.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Deadlines:
         self._alarm_tick = 0
 
     def enter(self, limited: Limited, until: float, loop: asyncio.AbstractEventLoop) -> Bucket:
-        """The bucket that it is in from now on. Who is done in time leaves it by ``discard``."""
+        """Add a deadline and return its bucket; the caller leaves the bucket with ``discard`` when done in time."""
         tick = int(until * TICKS_PER_SECOND) + 1
         bucket = self._buckets.get(tick)
         if bucket is None:
@@ -60,7 +60,7 @@ class Deadlines:
                 return
             heappop(self._ticks)
             del self._buckets[tick]
-            for limited in tuple(bucket):  # each leaves it
+            for limited in tuple(bucket):  # a copy: each one leaves the bucket
                 limited.expire()
 
     def close(self) -> None:

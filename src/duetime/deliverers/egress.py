@@ -1,11 +1,10 @@
 """The address guard: which addresses a callback may be sent to.
 
-A stranger writes a callback URL, and we follow it from inside our network. So every address that a name resolves to
-is judged, and the caller connects to a judged address.
+A stranger writes a callback URL, and we follow it from inside our network. So every address that a name resolves to is
+checked, and the caller connects to exactly that address.
 
-Fails with ``Refused`` for a URL that points to a closed address, with ``Unresolved`` for a name that has no address
-now, and with ``NotSent`` if a shortage of ours kept the name from being looked up. Results are trusted for a few
-seconds; a shortage is never one.
+Raises ``Refused`` for a URL that points to a blocked address, ``Unresolved`` for a name without an address, and
+``NotSent`` if a local shortage prevented the lookup. Results are cached for a few seconds, shortages never.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from duetime.urls import Url
 
 log = logging.getLogger(__name__)
 
-ADDRESSES_MAX = 8  # tried for one name; all that came back are judged
-RESULT_SECONDS = 5.0  # a result is trusted this long: less than any attempt's patience, enough for a burst
+ADDRESSES_MAX = 8  # tried for one name; all its addresses are checked
+RESULT_SECONDS = 5.0  # cache time: shorter than any attempt's timeout, long enough for a burst
 RESULTS_MAX = 4096
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -33,11 +32,11 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Refused(DuetimeError):
-    """The guard does not let a request out to this address."""
+    """The guard blocks requests to this address."""
 
 
 class Unresolved(DuetimeError):
-    """The name has no address, or the lookup did not end in time."""
+    """The name has no address, or the lookup timed out."""
 
 
 def _networks(*entries: tuple[str, str]) -> tuple[tuple[Network, str], ...]:
@@ -65,22 +64,22 @@ _CLOSED_V4 = _networks(
     ("224.0.0.0/4", "a multicast address"),
     ("240.0.0.0/4", "a reserved address"),
 )
-# For IPv6 the open part is the smaller list: one range is handed out, minus what is carved from it.
+# For IPv6 an allow list is shorter: one global range, minus the reserved parts of it.
 _OPEN_V6 = ipaddress.IPv6Network("2000::/3")
 _CLOSED_V6 = _networks(
     ("2001::/23", "a reserved address"),
     ("2001:db8::/32", "a documentation address"),
-    ("2002::/16", "a 6to4 address, which hides an IPv4 one"),
+    ("2002::/16", "a 6to4 address, which contains an IPv4 one"),
     ("2620:4f:8000::/48", "a reserved address"),
     ("3fff::/20", "a documentation address"),
 )
-# Only for the words of a refusal: all of it is outside the open range anyway.
+# Only for the wording of errors: all of these are outside the open range anyway.
 _NAMED_V6 = _networks(
     ("::/128", "an address of this host"),
     ("::1/128", "a loopback address"),
-    ("::ffff:0:0/96", "an IPv4 address in disguise"),
-    ("::/96", "an IPv4 address in disguise"),
-    ("64:ff9b::/96", "an IPv4 address in disguise"),
+    ("::ffff:0:0/96", "an IPv4 address written as IPv6"),
+    ("::/96", "an IPv4 address written as IPv6"),
+    ("64:ff9b::/96", "an IPv4 address written as IPv6"),
     ("fc00::/7", "a private address"),
     ("fe80::/10", "a link-local address"),
     ("fec0::/10", "a private address"),
@@ -91,7 +90,7 @@ _SETTING = "DUETIME_ALLOW_PRIVATE_TARGETS"
 
 
 def _closed(address: Address) -> str | None:
-    """Why the public internet does not have this address; None when it does."""
+    """Why this address is not public; None if it is."""
     if isinstance(address, ipaddress.IPv4Address):
         for network, word in _CLOSED_V4:
             if address in network:
@@ -111,10 +110,10 @@ class _Result(Struct, frozen=True):
 
 
 class Egress:
-    """Judges addresses by one policy and resolves names under it.
+    """Resolves names and checks addresses against one policy.
 
-    Public addresses are always open. ``allow_all`` opens everything, ``allow_loopback`` this machine, ``allow`` the
-    given CIDRs.
+    Public addresses are always allowed. ``allow_all`` allows everything, ``allow_loopback`` loopback addresses, and
+    ``allow`` the given CIDRs.
     """
 
     def __init__(
@@ -130,26 +129,26 @@ class Egress:
         self._open = [_network(cidr) for cidr in ((*_LOOPBACK, *allow) if allow_loopback else allow)]
         self._results: dict[str, _Result] = {}
         self._lookups = Lookups(clock)
-        # The policy never changes, and the same few addresses are judged over and over.
+        # Cached: the policy never changes, and the same few addresses are checked over and over.
         self._objection = lru_cache(maxsize=RESULTS_MAX)(self._judged)
 
     def allowed(self, address: str) -> bool:
         return self._objection(address) is None
 
     def check(self, url: Url) -> None:
-        """Refuse a literal address that is closed. For a user's sake at creation: a name is judged at each attempt."""
+        """Refuse a literal address that is blocked, to report it at creation. Names are checked at each attempt."""
         if url.address is not None and (word := self._objection(url.address)):
             raise Refused(_refusal(url, word))
 
     def known(self, url: Url) -> list[str] | None:
-        """What ``resolve`` would say, if it was asked a moment ago and all was well."""
+        """The cached addresses of ``resolve``; None if there are none."""
         result = self._results.get(url.host)
         return None if result is None or result.until <= self._clock.monotonic() else result.addresses
 
     async def resolve(self, url: Url, until: float | None = None, *, optional: bool = False) -> list[str]:
-        """The addresses to connect to, in order of preference: every one of them judged, never an empty list.
+        """The addresses to connect to, in order of preference: all checked, never an empty list.
 
-        Raises ``TimeoutError`` if a lookup is still running at this time of the event loop. An optional lookup starts
+        Raises ``TimeoutError`` if a lookup is still running at ``until`` (event loop time). An optional lookup starts
         at once or not at all.
         """
         result = self._results.get(url.host)
@@ -157,12 +156,12 @@ class Egress:
             result = await self._judge(url, until, optional)
         if result.addresses is None:
             assert result.error is not None
-            # A new exception each time: one that is raised again and again would gather tracebacks.
+            # A new exception each time: one that is raised repeatedly would accumulate tracebacks.
             raise type(result.error)(*result.error.args)
         return result.addresses
 
     async def close(self) -> None:
-        """Start no more lookups. One that hangs in the system is left to end by itself."""
+        """Start no more lookups. Lookups that hang in the system are left to end by themselves."""
         self._lookups.close()
         self._results.clear()
 
@@ -176,12 +175,12 @@ class Egress:
         if isinstance(found, str):
             error = Unresolved(found)
         else:
-            # One closed address among open ones is how a name is made to slip through: all or nothing.
+            # An attacker could mix one blocked address with public ones: all must be allowed.
             for address in found:
                 if word := self._objection(address):
                     if url.address is None:
                         log.warning(
-                            "%s resolves to %s, which is %s: no callback is sent there", url.host, address, word
+                            "%s resolves to %s, which is %s: callbacks to it are blocked", url.host, address, word
                         )
                     error = Refused(_refusal(url, word))
                     break
@@ -195,7 +194,7 @@ class Egress:
         return result
 
     def _judged(self, address: str) -> str | None:
-        """Why this address is closed, in words; None when it is open."""
+        """Why this address is blocked, in words; None if it is allowed."""
         try:
             parsed = ipaddress.ip_address(address)
         except ValueError:
@@ -214,10 +213,12 @@ class Egress:
 
 
 def _refusal(url: Url, word: str) -> str:
-    """What clients are told. What a name resolves to inside our network is not for them; the log has it."""
+    """The error text for clients. It does not reveal what a name resolves to inside our network; the log does."""
     if url.address is not None:
-        return f"points to {word} ({url.address}); set {_SETTING} to allow it"
-    return f"points to {url.host}, which resolves to an address that is not public; set {_SETTING} to allow it"
+        where = f"{word} ({url.address})"
+    else:
+        where = f"{url.host}, which resolves to an address that is not public"
+    return f"points to {where}; add its network to {_SETTING} to allow it"
 
 
 def _network(cidr: str) -> Network:

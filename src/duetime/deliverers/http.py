@@ -1,10 +1,10 @@
-"""The HTTP deliverer: turns a begun timer into one signed request and its answer into an ``Outcome``.
+"""The HTTP deliverer: sends a begun timer as one signed request and turns the response into an ``Outcome``.
 
-It owns what a callback looks like. The address guard (``egress``) says where a request may go, the client (``client``)
-carries it. Everything from the lookup to the last byte of the answer runs under one time limit. Nothing is raised: a
-bad target, a closed address, a silent receiver, a shortage of ours and a bug of ours all become an ``Outcome`` with a
-sentence for people, and the bug is logged as well. The last two are ``UNSENT`` as long as not one byte of the request
-was written: an attempt that never left us does not count.
+It owns the format of a callback. The address guard (``egress``) decides where a request may go; the client (``client``)
+sends it. One timeout covers everything from the DNS lookup to the last byte of the response. It never raises: a bad
+target, a blocked address, a silent receiver, a local shortage and a bug in Duetime all become an ``Outcome`` with an
+error text for users, and a bug is logged as well. The last two are ``UNSENT`` if no byte of the request was written: an
+attempt that was never sent does not count.
 """
 
 from __future__ import annotations
@@ -30,42 +30,17 @@ from duetime.deliverers.signing import sign
 from duetime.deliverers.unsent import NotSent, unsent
 from duetime.errors import InvalidInput
 from duetime.model import HttpTarget, Outcome, OutcomeKind, Target, Timer, Unsent
+from duetime.targets import METHODS, is_reserved
 from duetime.timetext import format_duration
 from duetime.urls import Url, parse_url
 
 ROUTES_CACHED_MAX = 1024
-HEADER_CHARS_CACHED_MAX = 4096  # a target with longer headers is prepared anew each time, so the cache stays small
+HEADER_CHARS_CACHED_MAX = 4096  # targets with longer headers are not cached, so the cache stays small
 CHECK_SECONDS_MAX = 1.0
+REDIRECTS = (301, 302, 303, 307, 308)
 RETRY_AFTER_MS_MAX = 366 * 24 * 3600 * 1000
 
-METHODS = frozenset({"POST", "PUT", "PATCH"})
-# What frames the message, belongs to the connection or proves who sent it is ours alone: a second copy would let a
-# client forge a signature, or leave the receiver to guess which of two is meant.
-_RESERVED_HEADERS = frozenset(
-    {
-        *(
-            "host",
-            "content-length",
-            "transfer-encoding",
-            "connection",
-            "keep-alive",
-            "proxy-connection",
-            "te",
-            "trailer",
-        ),
-        *("upgrade", "expect", "webhook-id", "webhook-timestamp", "webhook-signature", "traceparent"),
-    }
-)
-_RESERVED_PREFIXES = ("duetime-", "nats-")  # the second tell a broker what to do with a message
-
-
-def is_reserved(header: str) -> bool:
-    """Whether a timer may not set this header of its callback."""
-    folded = header.lower()
-    return folded in _RESERVED_HEADERS or folded.startswith(_RESERVED_PREFIXES)
-
-
-_ANSWERED = OutcomeKind.ANSWERED  # a member of an enum is slow to look up
+_ANSWERED = OutcomeKind.ANSWERED  # looking up an enum member is slow
 _UNREACHABLE = OutcomeKind.UNREACHABLE
 _log = logging.getLogger(__name__)
 
@@ -75,7 +50,7 @@ _QUOTE_SAFE = "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
 class _Route(Struct, frozen=True):
-    """What all attempts for one target have in common."""
+    """The parts of a request that are the same in all attempts for one target."""
 
     url: Url
     head: str  # the request line and the headers that do not change
@@ -94,6 +69,7 @@ class HttpDeliverer:
         self._egress = egress
         self._clock = clock
         self._keys_of = keys_of
+        # Other services with the platform API send the first part, and receivers may look for it.
         self._agent = f"timer-platform/0.1.0 duetime/{version}"
         self._client = HttpClient(tls=tls)
         self._cached_route = lru_cache(maxsize=ROUTES_CACHED_MAX)(self._prepare)
@@ -113,11 +89,11 @@ class HttpDeliverer:
                 kind=_ANSWERED,
                 status=status,
                 body=answer.body,
-                error=None if 200 <= status < 300 else f"HTTP {status}",
+                error=None if 200 <= status < 300 else _error_of(status),
                 retry_after_ms=None if answer.retry_after is None else self._wait_ms(answer.retry_after),
             )
         except TimeoutError:
-            return Outcome(kind=OutcomeKind.TIMED_OUT, error=f"no answer within {format_duration(timeout_ms)}")
+            return Outcome(kind=OutcomeKind.TIMED_OUT, error=f"no response within {format_duration(timeout_ms)}")
         except NotSent as exc:
             return unsent(exc.cause, str(exc))
         except (Unreachable, Unresolved) as exc:
@@ -127,9 +103,9 @@ class HttpDeliverer:
         except InvalidInput as exc:
             return Outcome(kind=OutcomeKind.REFUSED, error=str(exc))
         except Exception as exc:
-            _log.exception("delivery of %s/%s broke", timer.namespace, timer.id)
+            _log.exception("timer %s/%s: delivering it raised an error", timer.namespace, timer.id)
             error = f"internal error: {type(exc).__name__}"
-            # The client raises nothing unexpected once it has written a byte; an answer, too, shows that it has.
+            # The client raises no unexpected error after it has written a byte; a response also proves that it has.
             return unsent(Unsent.INTERNAL, error) if answer is None else Outcome(kind=_UNREACHABLE, error=error)
 
     async def check(self, target: Target) -> None:
@@ -143,7 +119,7 @@ class HttpDeliverer:
         except Refused as exc:
             raise InvalidInput("callback_url", str(exc)) from None
         except (Unresolved, NotSent, TimeoutError):
-            pass  # The name may have an address by the time it is due; each attempt judges anew.
+            pass  # The name may have an address by the time the timer is due; each attempt checks again.
 
     async def close(self) -> None:
         await self._client.close()
@@ -161,7 +137,8 @@ class HttpDeliverer:
         return prepare(target.method, target.url, headers)
 
     def _prepare(self, method: str, url: str, headers: tuple[tuple[str, str], ...]) -> _Route:
-        """Checks again what the doors have checked: a line break here would be a second request."""
+        """Build the fixed part of the request. Validates again what the APIs have validated: a line break here would
+        start a second request."""
         if method not in METHODS:
             raise InvalidInput("callback_method", f"must be one of {', '.join(sorted(METHODS))}")
         parsed = parse_url(url)
@@ -173,16 +150,16 @@ class HttpDeliverer:
             lines.append(f"User-Agent: {self._agent}")
         for name, value in headers:
             if not _TOKEN.fullmatch(name) or _BAD_IN_VALUE.search(value):
-                raise InvalidInput("callback_headers", f"has a header that HTTP does not allow: {name!r}")
+                raise InvalidInput("callback_headers", f"has a header that is not valid in HTTP: {name!r}")
             if is_reserved(name):
                 raise InvalidInput("callback_headers", f"must not set {name}")
             lines.append(f"{name}: {value}")
         head = "".join(f"{line}\r\n" for line in lines)
-        # A lone surrogate, which UTF-8 cannot carry, is replaced here once and for all.
+        # Replace lone surrogates, which UTF-8 can't encode.
         return _Route(parsed, head.encode("utf-8", "replace").decode())
 
     def _message(self, route: _Route, timer: Timer) -> bytes:
-        """The whole request. Made for each attempt: the timestamp is fresh and signed, the id stays."""
+        """The whole request of one attempt, with a new signed timestamp and the unchanged delivery id."""
         now = self._clock.now()
         body = body_of(timer, now)
         delivery_id = timer.delivery_id
@@ -191,19 +168,19 @@ class HttpDeliverer:
         timestamp_s = now // 1000
         keys = self._keys_of(timer.namespace)
         if keys is None:
-            raise NotSent(Unsent.NAMESPACE, "this instance does not know the namespace yet")
+            raise NotSent(Unsent.NAMESPACE, "this instance has not read the namespace yet")
         signature = f"webhook-signature: {sign(keys, delivery_id, timestamp_s, body)}\r\n" if keys else ""
         head = (
             f"{route.head}webhook-id: {delivery_id}\r\nwebhook-timestamp: {timestamp_s}\r\n{signature}"
             f"duetime-attempt: {attempt}\r\nduetime-timer: {_name(timer)}\r\n"
-            # One trace for a firing, one span for each of its attempts; a duplicate of an attempt is the same span.
+            # One trace per firing, one span per attempt; a duplicate of an attempt has the same span.
             f"traceparent: 00-{trace}-{trace[24:]}{(attempt & 0xFFFFFFFF).to_bytes(4).hex()}-01\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
 
     def _wait_ms(self, retry_after: str) -> int | None:
-        """Retry-After is a number of seconds or a date; anything else is as if it were not there."""
+        """Parse Retry-After: a number of seconds or a date; None for anything else."""
         text = retry_after.strip()
         if text.isascii() and text.isdigit():
             return min(int(text[:12]) * 1000, RETRY_AFTER_MS_MAX)
@@ -217,6 +194,10 @@ class HttpDeliverer:
         return max(0, min(wait_ms, RETRY_AFTER_MS_MAX))
 
 
+def _error_of(status: int) -> str:
+    return f"HTTP {status}: redirects are not followed" if status in REDIRECTS else f"HTTP {status}"
+
+
 def _http(target: Target) -> HttpTarget:
     if not isinstance(target, HttpTarget):
         raise InvalidInput("target", "is not an HTTP target")
@@ -224,9 +205,9 @@ def _http(target: Target) -> HttpTarget:
 
 
 def _name(timer: Timer) -> str:
-    """``namespace/id``, percent-encoded where a header could not carry it."""
+    """``namespace/id``, percent-encoded where a header can't contain it."""
     name = f"{timer.namespace}/{timer.id}"
-    # Visible ASCII goes as it is, but for the percent sign, so that the quoting can be undone.
+    # Visible ASCII stays as it is, except the percent sign, so that receivers can decode the name.
     if name.isascii() and name.isprintable() and " " not in name and "%" not in name:
         return name
     return quote(name, safe=_QUOTE_SAFE, errors="replace")

@@ -1,16 +1,16 @@
-"""DNS lookups: blocking calls of the system, in threads that destinations share fairly.
+"""DNS lookups: blocking system calls in threads that destinations share fairly.
 
-A lookup of a dead name server holds its thread for half a minute, and nothing can stop it. So threads are plentiful and
-cheap, and they are shared by parent domain (the last two labels of a name):
+A lookup at a dead name server blocks its thread for half a minute and can't be canceled. So there are many cheap
+threads, shared by parent domain (the last two labels of a name):
 
 - A parent may use at most an eighth of the threads that are free at that moment, so some always stay free.
-- A parent that has resolved nothing lately may not use the last eighth of all threads. It is kept for those that have.
+- The last eighth of all threads is reserved for parents that have resolved a name recently.
 - A lookup that can't start waits in its parent's queue, and parents take turns. A parent may fill half of the room that
   is left in all queues together.
 
-Callers that ask for the same name share one lookup. The time limit of a lookup begins when a thread starts it. A caller
-whose patience ends before that gets ``NotSent``: the shortage is ours, and it says nothing about the name. Only the
-event loop changes the state here; threads take a lookup, call the system and report back.
+Callers that look up the same name share one lookup. The timeout of a lookup begins when a thread starts it. A caller
+that gives up before that gets ``NotSent``: the shortage is ours and says nothing about the name. Only the event loop
+changes the state here; threads take a lookup, call the system and report the result.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from duetime.deliverers.unsent import NotSent, lookup_shortage, out_of_descripto
 from duetime.model import Unsent
 
 LOOKUP_SECONDS_MAX = 10.0
-THREADS_MAX = 1280  # a thousand parents that hang leave some for new ones, beside the reserve
-PARENT_SHARE = 8  # a parent gets at most one in so many of the free threads
-RESERVED = THREADS_MAX // 8  # threads for parents that resolved something lately
+THREADS_MAX = 1280  # a thousand hanging parents leave some for new ones, besides the reserve
+PARENT_SHARE = 8  # a parent gets at most one in this many of the free threads
+RESERVED = THREADS_MAX // 8  # threads for parents that resolved a name recently
 OPTIONAL_MAX = THREADS_MAX // 8  # threads in use for optional lookups
 QUEUE_MAX = 8192
 THREAD_IDLE_SECONDS = 5.0
@@ -42,7 +42,7 @@ _UNKNOWN = "Name or service not known"
 _log = logging.getLogger(__name__)
 
 Found = list[str] | str
-"""The addresses of a name, or a sentence that says why there are none."""
+"""The addresses of a name, or the reason why there are none."""
 
 
 class _Parent:
@@ -50,7 +50,7 @@ class _Parent:
 
     def __init__(self, name: str, known: bool) -> None:
         self.name = name
-        self.known = known  # it resolved something lately
+        self.known = known  # resolved a name recently
         self.running = 0
         self.queue: dict[_Lookup, None] = {}
 
@@ -72,9 +72,9 @@ class Lookups:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._pending: dict[str, _Lookup] = {}  # queued or running, by host
-        self._parents: dict[str, _Parent] = {}  # that have any pending
-        self._known: dict[str, float] = {}  # when a parent last resolved something, oldest first
-        # Parents with a queue, by whether they are known, each in the order of their turns.
+        self._parents: dict[str, _Parent] = {}  # with pending lookups
+        self._known: dict[str, float] = {}  # when a parent last resolved a name, oldest first
+        # Parents with a queue, by whether they are known, in the order of their turns.
         self._waiting: dict[bool, dict[_Parent, None]] = {True: {}, False: {}}
         self._known_first = True
         self._queued = 0
@@ -87,7 +87,7 @@ class Lookups:
         self._closed = False
 
     async def find(self, host: str, until: float | None = None, *, optional: bool = False) -> Found:
-        """Resolve a name by this time of the event loop. An optional lookup starts at once or not at all.
+        """Resolve a name before ``until`` (event loop time). An optional lookup starts at once or not at all.
 
         Raises ``NotSent`` if the lookup could not be made, and ``TimeoutError`` if it was still running at ``until``.
         """
@@ -104,12 +104,12 @@ class Lookups:
             if not lookup.callers and not lookup.started.done():
                 self._withdraw(lookup)
         if isinstance(found, NotSent):
-            # A new exception for each caller: one that is raised again and again gathers tracebacks.
+            # A new exception for each caller: one that is raised repeatedly would accumulate tracebacks.
             raise NotSent(found.cause, str(found))
         return found
 
     def close(self) -> None:
-        """Start no more lookups and fail those that are pending. Threads that hang are left to end by themselves."""
+        """Start no more lookups and fail the pending ones. Threads that hang are left to end by themselves."""
         self._closed = True
         if self._sweep_handle is not None:
             self._sweep_handle.cancel()
@@ -126,7 +126,7 @@ class Lookups:
             self._jobs.put(None)
 
     def _begin(self, host: str, optional: bool) -> _Lookup:
-        """Start a lookup if it may, queue it otherwise."""
+        """Start a lookup if allowed, otherwise queue it."""
         if self._closed:
             raise _shutting_down()
         name = parent_of(host)
@@ -154,7 +154,7 @@ class Lookups:
         return free > 0 and parent.running < max(1, free // PARENT_SHARE)
 
     def _start(self, lookup: _Lookup) -> bool:
-        """Hand the lookup to a thread; False if there is none and none can be started."""
+        """Pass the lookup to a thread; False if no thread is idle and none can be started."""
         if not self._idle and not self._add_thread():
             return False
         self._idle -= 1
@@ -174,14 +174,14 @@ class Lookups:
         try:
             thread.start()
         except RuntimeError:
-            return False  # The system allows no more threads: the lookup waits for one of those we have.
+            return False  # The system allows no more threads: the lookup waits for an existing one.
         finally:
             threading.stack_size(stack_bytes)
         self._idle += 1
         return True
 
     def _finish(self, lookup: _Lookup, found: Found | NotSent) -> None:
-        """A thread is done with a lookup and free again."""
+        """A thread has finished a lookup and is idle again."""
         if self._closed:
             return
         parent = lookup.parent
@@ -205,11 +205,11 @@ class Lookups:
             if parent.queue:
                 ring = self._waiting[parent.known]
                 del ring[parent]
-                ring[parent] = None  # behind the others
+                ring[parent] = None  # at the end of the line
             self._known_first = not parent.known
 
     def _next_parent(self) -> _Parent | None:
-        """Whose turn it is to start a lookup."""
+        """The parent whose turn it is to start a lookup."""
         if self._running >= THREADS_MAX:
             return None
         for known in (self._known_first, not self._known_first):
@@ -220,7 +220,7 @@ class Lookups:
         return None
 
     def _withdraw(self, lookup: _Lookup) -> None:
-        """Nobody waits any more for a lookup that was not started."""
+        """Remove a queued lookup whose callers have all given up."""
         self._dequeue(lookup)
         del self._pending[lookup.host]
         self._forget_if_unused(lookup.parent)
@@ -252,7 +252,7 @@ class Lookups:
                 self._waiting[True][parent] = None
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """End the threads that had nothing to do since the last sweep."""
+        """End the threads that were idle since the last sweep."""
         for _ in range(self._idle_min):
             self._jobs.put(None)
         self._idle -= self._idle_min
@@ -268,9 +268,9 @@ async def _wait(lookup: _Lookup, until: float | None) -> Found | NotSent:
         now = loop.time()
         patience = LOOKUP_SECONDS_MAX
         if until is not None:
-            # The other half is for the lookup and the request: they must not fail because of our queue.
+            # Wait at most half of the time: our queue must leave enough for the lookup and the request.
             patience = min(patience, (until - now) / 2)
-        # wait() leaves the lookup alone when this caller gives up: others may be waiting for it too.
+        # wait() does not cancel the lookup when this caller gives up: others may be waiting for it.
         await asyncio.wait((lookup.started,), timeout=max(0.0, patience))
         if not lookup.started.done():
             raise _busy(lookup.host)
@@ -284,7 +284,7 @@ async def _wait(lookup: _Lookup, until: float | None) -> Found | NotSent:
     if limit_at == end_at:
         return f"{lookup.host} was not resolved within {LOOKUP_SECONDS_MAX:g}s"
     if had_to_queue:
-        raise _busy(lookup.host)  # It would have had more time without the queue.
+        raise _busy(lookup.host)  # Without the queue, it would have had more time.
     raise TimeoutError
 
 
@@ -294,7 +294,7 @@ def parent_of(host: str) -> str:
 
 
 def _busy(host: str) -> NotSent:
-    return NotSent(Unsent.LOOKUPS, f"{host} was not looked up: too many lookups are waiting")
+    return NotSent(Unsent.LOOKUPS, f"{host} was not looked up: too many DNS lookups are queued")
 
 
 def _shutting_down() -> NotSent:
@@ -302,33 +302,33 @@ def _shutting_down() -> NotSent:
 
 
 def _work(jobs: SimpleQueue[_Lookup | None], report: Callable[[_Lookup, Found | NotSent], None]) -> None:
-    """What a thread does until it is told to end."""
+    """The loop of a thread; None ends it."""
     while (lookup := jobs.get()) is not None:
         found = _system_lookup(lookup.host)
         try:
             lookup.loop.call_soon_threadsafe(report, lookup, found)
         except RuntimeError:
-            return  # The event loop was closed, and nobody waits for an answer.
+            return  # The event loop is closed, so no caller is left.
 
 
 def _system_lookup(host: str) -> Found | NotSent:
-    """Errors are values here, so that a lookup nobody waits for any more has nothing to report."""
+    """Resolve a name. Returns errors as values, so that an abandoned lookup does not log an unhandled exception."""
     was_out = out_of_descriptors()
     try:
-        # Bytes keep Python's IDNA codec out of it: the parser has let nothing but ASCII through.
+        # Bytes avoid Python's IDNA codec: the URL parser accepts only ASCII.
         found = socket.getaddrinfo(host.encode("ascii"), None, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     except (OSError, UnicodeError) as exc:
         shortage = lookup_shortage(exc, was_out=was_out) if isinstance(exc, OSError) else None
         return shortage or f"{host} was not resolved: {_why(exc)}"
     except Exception as exc:
-        _log.exception("the lookup of %s broke", host)
+        _log.exception("the lookup of %s raised an error", host)
         return NotSent(Unsent.INTERNAL, f"internal error: {type(exc).__name__}")
     return addresses or f"{host} has no address"
 
 
 def _why(exc: Exception) -> str:
-    """Clients read this. Whether our network knows the name without an address for it is none of their business."""
+    """The error text for clients. It does not reveal whether our network knows the name without an address for it."""
     if isinstance(exc, socket.gaierror) and exc.errno in _NO_ADDRESS:
         return _UNKNOWN
     return getattr(exc, "strerror", None) or str(exc)

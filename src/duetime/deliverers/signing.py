@@ -1,21 +1,17 @@
-"""Standard Webhooks signatures: how a receiver knows that a callback is ours and is fresh.
+"""Standard Webhooks signatures, with which a receiver checks that a callback is authentic and recent.
 
-What is signed is ``<delivery id>.<seconds>.<body>``, by HMAC-SHA256, once per key: during a rotation the old and the
-new key both sign, and a receiver with either of them is content.
+The signed text is ``<delivery id>.<seconds>.<body>``, with HMAC-SHA256, once per key: during a rotation the old and the
+new key both sign, so a receiver can verify with either.
 """
 
 from __future__ import annotations
 
 import hashlib
-import secrets
-from base64 import b64encode
 from binascii import b2a_base64
 from collections.abc import Sequence
 from functools import lru_cache
 
-KEY_BYTES = 32
 KEYS_CACHED_MAX = 1024
-PREFIX = "whsec_"
 
 _BLOCK_BYTES = 64
 _INNER = bytes(byte ^ 0x36 for byte in range(256))
@@ -23,7 +19,7 @@ _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 
 
 def sign(keys: Sequence[bytes], delivery_id: str, timestamp_s: int, body: bytes) -> str:
-    """The value of ``webhook-signature``: one ``v1,<base64>`` per key, the newest key's wherever the caller puts it."""
+    """The value of ``webhook-signature``: one ``v1,<base64>`` per key, in the order of the keys."""
     message = b"%b.%d.%b" % (delivery_id.encode(), timestamp_s, body)
     signatures = []
     for key in keys:
@@ -38,20 +34,12 @@ def sign(keys: Sequence[bytes], delivery_id: str, timestamp_s: int, body: bytes)
 
 @lru_cache(maxsize=KEYS_CACHED_MAX)
 def _begun(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
-    """Both hashes of an HMAC with the key already in them.
+    """The inner and outer hash of an HMAC, already fed with the key.
 
-    A namespace signs all its callbacks with one key, and OpenSSL takes longer to set an HMAC up than to compute it.
+    Cached because a namespace signs all its callbacks with one key, and OpenSSL takes longer to set up an HMAC than to
+    compute it.
     """
     if len(key) > _BLOCK_BYTES:
         key = hashlib.sha256(key).digest()
     key = key.ljust(_BLOCK_BYTES, b"\0")
     return hashlib.sha256(key.translate(_INNER)), hashlib.sha256(key.translate(_OUTER))
-
-
-def new_secret() -> bytes:
-    return secrets.token_bytes(KEY_BYTES)
-
-
-def to_text(key: bytes) -> str:
-    """The key as receivers paste it."""
-    return PREFIX + b64encode(key).decode("ascii")

@@ -1,4 +1,4 @@
-"""Nothing left us: the error that says so, and how to tell a shortage of ours from a failure of the destination."""
+"""Attempts that were never sent: their error, and how to tell a local shortage from a failure of the destination."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DISCARD_PORT = 9
 
 
 class NotSent(DuetimeError):
-    """Not one byte of the request left us, and the destination is not to blame."""
+    """No byte of the request was sent, and the cause is on our side."""
 
     def __init__(self, cause: Unsent, reason: str) -> None:
         super().__init__(reason)
@@ -24,7 +24,7 @@ class NotSent(DuetimeError):
 
 
 class OutOfDescriptors(NotSent):
-    """The process or the machine has no file descriptor left."""
+    """The process or the machine is out of file descriptors."""
 
     def __init__(self) -> None:
         super().__init__(Unsent.DESCRIPTORS, "out of file descriptors")
@@ -35,7 +35,7 @@ def unsent(cause: Unsent, error: str) -> Outcome:
 
 
 def out_of_descriptors() -> bool:
-    """Whether this process can open no file at this moment."""
+    """Whether the process is unable to open a file right now."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as exc:
@@ -44,10 +44,10 @@ def out_of_descriptors() -> bool:
 
 
 def lookup_shortage(exc: OSError, *, was_out: bool) -> NotSent | None:
-    """The shortage behind a lookup that failed, if there is one; ``was_out``: out of descriptors before the lookup.
+    """The local shortage that made a lookup fail, or None; ``was_out``: out of file descriptors before the lookup.
 
-    A C library that can open neither its configuration nor a socket reports whatever fits, "name not known" included.
-    So any failure counts as ours while the process is out of descriptors.
+    A C library that can't open its configuration or a socket may report any error, even "name not known". So any
+    failure counts as ours while the process is out of file descriptors.
     """
     if isinstance(exc, socket.gaierror):
         if exc.errno == socket.EAI_MEMORY:
@@ -60,9 +60,9 @@ def lookup_shortage(exc: OSError, *, was_out: bool) -> NotSent | None:
 
 
 def connect_shortage(exc: OSError, address: str) -> NotSent | None:
-    """The shortage behind a connection to an address that could not be opened, if there is one."""
+    """The local shortage that made a connect fail, or None."""
     if isinstance(exc, ssl.SSLError):
-        # OpenSSL reads trusted certificates from files as it needs them, and takes one it can't open for a missing one.
+        # OpenSSL loads trusted certificates from files on demand and treats one that it can't open as missing.
         return OutOfDescriptors() if out_of_descriptors() else None
     if exc.errno in _NO_DESCRIPTOR:
         return OutOfDescriptors()
@@ -74,8 +74,8 @@ def connect_shortage(exc: OSError, address: str) -> NotSent | None:
 
 
 def _has_route(address: str) -> bool:
-    """Whether this machine has a source address for packets to the address. Without one, as for IPv6 on a machine that
-    has it turned off, a connect fails with the same error as without a free port, but it would fail forever."""
+    """Whether this machine has a route to the address. Without one (such as IPv6 on a machine where it is disabled), a
+    connect fails with the same error as when local ports run out, but permanently."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

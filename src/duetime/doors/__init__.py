@@ -1,2 +1,2 @@
-"""The ways in. Each door turns what its clients send into checked values for the service, and the service's answers
-and errors into its own shape; none has rules of its own about timers."""
+"""The APIs. Each door validates the input of one API, calls the service, and formats results and errors; it has no
+rules about timers."""

@@ -1,8 +1,7 @@
-"""One connection of HTTP/1.1: reads requests, has each one answered, and writes the answers in their order.
+"""One HTTP/1.1 connection: reads requests, has the application handle them, and writes the responses in order.
 
-httptools parses, the application answers, and this is what is between them: one request at a time, in the order in
-which they came; no more of a body in memory than its reader asks for; no answer for a client that does not read the one
-before.
+httptools parses. This module passes requests to the application one at a time, in order; buffers no more of a body than
+its handler asks for; and handles no request of a client that does not read the previous response.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from urllib.parse import unquote
 
 import httptools
 
-from duetime.doors.budget import Budget
-from duetime.doors.heads import HEAD_BYTES_MAX, Header, framing_of, lines, size_of
+from duetime.doors.body_budget import BodyBudget
 from duetime.doors.host import Host
 from duetime.doors.http import Request, Response, Stream, TooSlow, shown_path
+from duetime.doors.http_heads import HEAD_BYTES_MAX, Header, framing_of, lines, size_of
 from duetime.errors import DuetimeError, InvalidInput
 
 log = logging.getLogger(__name__)
@@ -27,19 +26,21 @@ log = logging.getLogger(__name__)
 READ_AT_ONCE_MAX = 16 * 1024
 READ_BODY_AT_ONCE_MAX = 64 * 1024
 PARSED_AT_ONCE_MAX = 4 * 1024
-"""Beyond it nothing is parsed while requests wait: small ones take thirty times the memory of their bytes."""
+"""No more than this is parsed while requests wait: a small one takes thirty times the memory of its bytes."""
 UNREAD_BYTES_MAX = 64 * 1024
-"""How much of a body may wait for its reader before the client has to."""
+"""How much of a body is buffered before reading pauses."""
 READ_OVER_BYTES_MAX = 1024 * 1024
-"""How large a body may be that was refused before it was whole, for the connection to serve on behind it."""
+"""After an early error, the rest of a body up to this size is read and dropped, so that the connection can go on."""
 IDLE_SECONDS_MAX = 75.0
-"""How long a connection may be without a request, and a body may stand still."""
+"""How long a connection may have no request, and a body may make no progress."""
 GRACE_SECONDS = 20.0
-"""How long the head of a request may take, and how far its body may be behind ``BODY_BYTES_PER_SECOND_MIN``."""
+"""How long a request's head may take, and how far its body may lag behind ``BODY_BYTES_PER_SECOND_MIN``."""
 BODY_BYTES_PER_SECOND_MIN = 4 * 1024
 WRITE_AT_ONCE_MAX = 16 * 1024
 REPEATED_BYTES_MAX = 1024
-"""Of a head that a connection remembers."""
+"""The largest head that a connection remembers."""
+
+HEAD_TOO_LARGE = f"the request's headers or trailers are larger than {HEAD_BYTES_MAX} bytes"
 
 _FRAMING = (b"content-length", b"transfer-encoding")
 
@@ -47,21 +48,11 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 class Connection(asyncio.BufferedProtocol):
     # Without slots, an object with more than 30 attributes costs 2,300 instructions more per request (CPython 3.11).
     __slots__ = (
-        *("_answering", "_asked", "_begun", "_bodiless", "_deaf", "_drained", "_ended", "_framing", "_headers"),
-        *(
-            "_in_head",
-            "_known",
-            "_known_bytes",
-            "_known_head",
-            "_left",
-            "_loop",
-            "_lost",
-            "_parser",
-            "_paused",
-            "_read",
-        ),
-        *("_reading", "_segment", "_server", "_since", "_streaming", "_task", "_transport", "_unparsed"),
-        *("_unsent", "_unsent_since", "_url", "_waiting", "address", "lost", "signed_in"),
+        *("_answering", "_body_wanted", "_client_finished", "_drained", "_ended", "_framing", "_headers"),
+        *("_ignoring_input", "_in_head", "_known", "_known_bytes", "_known_head", "_loop", "_overhead_bytes"),
+        *("_parser", "_paused", "_read", "_reading", "_segment", "_server", "_since", "_streaming", "_task"),
+        *("_transport", "_unparsed", "_unsent", "_unsent_since", "_url", "_wait_began", "_waiting", "address"),
+        *("lost", "signed_in"),
     )
 
     def __init__(self, server: Host, loop: asyncio.AbstractEventLoop) -> None:
@@ -70,45 +61,45 @@ class Connection(asyncio.BufferedProtocol):
         self._server = server
         self._loop = loop
         self._parser = httptools.HttpRequestParser(self)
-        self._waiting: deque[Request | DuetimeError] = deque()  # an error: what came was not HTTP
+        self._waiting: deque[Request | DuetimeError] = deque()  # an error: the bytes were not valid HTTP
         self._reading: Request | None = None
-        self._read: Request | None = None  # to its end, by the segment that is being parsed
-        self._known: Request | None = None  # without its body, of a request that had this head and this size:
+        self._read: Request | None = None  # the request that ended in the segment that is being parsed
+        self._known: Request | None = None  # an earlier request without its body, which had this head and size:
         self._known_head, self._known_bytes = b"", 0
         self._answering: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._streaming = False
-        self._asked = False  # for the rest of the body
-        self._deaf = False  # whatever comes is dropped
-        self._left = False  # the client will send no more
-        self._ended = False  # the last answer is written
+        self._body_wanted = False  # the handler has asked for the rest of the body
+        self._ignoring_input = False  # all further input is dropped
+        self._client_finished = False  # the client will send no more
+        self._ended = False  # the last response is written
         self.lost = False
         self._paused = False
         self._since = loop.time()
-        self._begun = self._since  # when the head or body that is coming was first waited for
-        self._unparsed = b""  # what came while requests were waiting
+        self._wait_began = self._since  # when the wait for the current head or body began
+        self._unparsed = b""  # received while requests were waiting
         self._unsent, self._unsent_since = 0, 0.0
         self._in_head = False
         self._url = b""
         self._headers: list[Header] = []
-        self._framing = b""  # of a body that this parser will not read
+        self._framing = b""  # the framing headers of a body that this parser will not read
         self._segment = 0
-        self._bodiless = 0  # bytes of segments that brought neither the beginning of a request nor a piece of its body
+        self._overhead_bytes = 0  # bytes of segments with neither the beginning of a request nor a piece of its body
 
-    # What the transport tells.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         if peer:
             self.address = peer[0]
-        self._server.came(self, self._loop.time())
+        self._server.connected(self, self._loop.time())
         if self._server.stopping:
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._deaf = self._left = self.lost = True
+        self._ignoring_input = self._client_finished = self.lost = True
         self._unparsed = b""
         self._server.admission.leave(self)
         self._waiting.clear()
@@ -116,13 +107,13 @@ class Connection(asyncio.BufferedProtocol):
             self._reading.leave()
         self.resume_writing()
         if self._task is None:
-            self._server.left(self)
+            self._server.disconnected(self)
         elif self._streaming:
             self._task.cancel()
 
     def eof_received(self) -> bool:
-        """Who has said all still wants the answer, unless it is a stream: that one has left."""
-        self._deaf = self._left = True
+        """The client closed its sending side. It still gets its response, but not an endless stream."""
+        self._ignoring_input = self._client_finished = True
         if self._reading is not None:
             self._reading.leave()
         self._server.writes.flush()
@@ -137,27 +128,27 @@ class Connection(asyncio.BufferedProtocol):
             drained.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._server.buffer if self._asked else self._server.small_buffer
+        return self._server.buffer if self._body_wanted else self._server.small_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         self._received(bytes(self._server.buffer[:nbytes]))
 
     def _received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._ignoring_input:
             return
         between = self._reading is None and not self._in_head
         if between and len(data) == self._known_bytes and data.startswith(self._known_head) and self._known is not None:
-            # A client says nearly the same over and over. The parser is between two requests, before and after this.
+            # A client often repeats the same head. The parser is between two requests, before and after this.
             self._since = self._loop.time()
-            self._came(self._known.again(data[len(self._known_head) :]))
+            self._came(self._known.with_body(data[len(self._known_head) :]))
             return
-        step = READ_AT_ONCE_MAX if self._asked else PARSED_AT_ONCE_MAX
+        step = READ_AT_ONCE_MAX if self._body_wanted else PARSED_AT_ONCE_MAX
         for at in range(0, len(data), step):
             if self._waiting:
                 self._unparsed += data[at:]
                 break
             self._parse(data[at : at + step])
-            if self._deaf:
+            if self._ignoring_input:
                 break
         else:
             if between and self._read is not None:
@@ -166,7 +157,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _parse(self, data: bytes) -> None:
         self._segment = len(data)
-        self._bodiless += self._segment
+        self._overhead_bytes += self._segment
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -174,34 +165,34 @@ class Connection(asyncio.BufferedProtocol):
         except httptools.HttpParserError as error:
             self._refuse(error.__context__)
         else:
-            # Heads, trailers and what stands between the pieces of a body have a limit.
-            if self._bodiless > HEAD_BYTES_MAX and (self._in_head or self._reading is not None):
-                self._refuse()
+            # The limit for heads, trailers and the bytes between the chunks of a body.
+            if self._overhead_bytes > HEAD_BYTES_MAX and (self._in_head or self._reading is not None):
+                self._refuse(InvalidInput("", HEAD_TOO_LARGE))
 
     def _remember(self, request: Request, data: bytes) -> None:
-        """Remember a request that is all of ``data``: whatever else begins like that and is as long is one, too."""
+        """Remember a request that is exactly ``data``: any data with the same head and length is one request, too."""
         head, end, body = data.partition(b"\r\n\r\n")
-        if len(head) <= REPEATED_BYTES_MAX and request.has(body):
-            self._known, self._known_head, self._known_bytes = request.again(b""), head + end, len(data)
+        if len(head) <= REPEATED_BYTES_MAX and not request.old and request.has_body(body):
+            self._known, self._known_head, self._known_bytes = request.with_body(b""), head + end, len(data)
 
     def _upgrade(self, rest: bytes) -> None:
-        """Nobody here speaks another protocol, so the request is answered in this one. The parser leaves out the body
-        of a request like that; another one, which does not see the wish, reads it."""
+        """Ignore a request to change the protocol. The parser does not read the body of such a request, so another
+        parser, which does not see the Upgrade header, reads it."""
         if self._framing:
             self._parser = httptools.HttpRequestParser(_Rest(self))
             head, self._framing = b"POST / HTTP/1.1\r\nconnection: close\r\n%b\r\n" % self._framing, b""
             self._parse(head + rest)
         else:
-            self._deaf = True
+            self._ignoring_input = True
 
     def _refuse(self, fault: BaseException | None = None) -> None:
-        """Say that this is not HTTP, after the answers to what was."""
-        if self._deaf:
-            return  # It came behind the last request, where nobody looks.
-        self._deaf = True
+        """Respond with an error to invalid HTTP, after the responses to earlier requests."""
+        if self._ignoring_input:
+            return  # It came after the last request and is dropped.
+        self._ignoring_input = True
         request = self._reading
         if request is not None and request.answered:
-            self._end(heard=False)
+            self._end(all_read=False)
             return
         if request is not None:
             request.leave()
@@ -209,14 +200,14 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting.append(fault if isinstance(fault, DuetimeError) else not_http)
         self._answer_next()
 
-    # What the parser tells.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         self._url = b""
         self._headers = []
         self._in_head = True
-        self._bodiless = 0
-        self._since = self._begun = self._loop.time()
+        self._overhead_bytes = 0
+        self._since = self._wait_began = self._loop.time()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -228,8 +219,8 @@ class Connection(asyncio.BufferedProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         parser, url, headers = self._parser, self._url, self._headers
-        if self._bodiless + self._segment > HEAD_BYTES_MAX and size_of(url, headers) > HEAD_BYTES_MAX:
-            raise ValueError("the head is too large")
+        if self._overhead_bytes + self._segment > HEAD_BYTES_MAX and size_of(url, headers) > HEAD_BYTES_MAX:
+            raise InvalidInput("", HEAD_TOO_LARGE)
         if url.startswith(b"/") and b"#" not in url:
             raw_path, _, query = url.partition(b"?")
         else:
@@ -238,7 +229,7 @@ class Connection(asyncio.BufferedProtocol):
         path = raw_path.decode("ascii")
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
-            raise ValueError("another version of HTTP")
+            raise InvalidInput("", f"HTTP/{version} is not supported: use HTTP/1.1 or HTTP/1.0")
         old = version == "1.0"
         request = self._reading = Request(
             parser.get_method().decode("ascii"),
@@ -250,7 +241,7 @@ class Connection(asyncio.BufferedProtocol):
             framing_of(headers, old=old),
         )
         request.old = old
-        request.last = old or not parser.should_keep_alive()
+        request.last = not parser.should_keep_alive()
         if parser.should_upgrade():
             request.last = True
             self._framing = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] in _FRAMING)
@@ -264,7 +255,7 @@ class Connection(asyncio.BufferedProtocol):
             self._pause_reading()
 
     def on_body(self, body: bytes) -> None:
-        self._bodiless = 0
+        self._overhead_bytes = 0
         self._since = self._loop.time()
         request = self._reading
         if request is None:
@@ -274,20 +265,20 @@ class Connection(asyncio.BufferedProtocol):
             if fed > UNREAD_BYTES_MAX:
                 self._pause_reading()
         elif fed > READ_OVER_BYTES_MAX:
-            self._end(heard=False)
+            self._end(all_read=False)
 
     def on_message_complete(self) -> None:
         request = self._reading
         if request is None or self._framing:
             return
         self._reading = None
-        self._bodiless = 0
-        request.last = request.last or not self._parser.should_keep_alive()  # as its trailers may say
-        self._deaf = self._deaf or request.last
+        self._overhead_bytes = 0
+        request.last = request.last or not self._parser.should_keep_alive()  # Trailers may change it.
+        self._ignoring_input = self._ignoring_input or request.last
         request.end()
         self._read = request
 
-    # Reading no more than somebody wants.
+    # Backpressure.
 
     def _pause_reading(self) -> None:
         if not self._paused and not self._transport.is_closing():
@@ -304,19 +295,19 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     def more(self, request: Request) -> None:
-        """The one who answers waits for more of the body."""
+        """The handler waits for more of the body."""
         self._since = self._loop.time()
-        if not self._asked:
-            self._begun = self._since
-        if not self._asked and not request.old and (request.header(b"expect") or b"").lower() == b"100-continue":
+        if not self._body_wanted:
+            self._wait_began = self._since
+        if not self._body_wanted and not request.old and (request.header(b"expect") or b"").lower() == b"100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._asked = True
+        self._body_wanted = True
         self._resume_reading()
 
-    # What a request asks and tells.
+    # Called by requests.
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> BodyBudget:
         return self._server.bodies if self.signed_in else self._server.anonymous_bodies
 
     def sign_in(self) -> None:
@@ -324,7 +315,7 @@ class Connection(asyncio.BufferedProtocol):
         self.signed_in = True
         self._server.admission.sign_in(self, self._loop.time())
 
-    # Answering.
+    # Responses.
 
     def _answer_next(self) -> None:
         if self._answering is not None or self._ended:
@@ -333,17 +324,17 @@ class Connection(asyncio.BufferedProtocol):
             request = self._waiting.popleft()
             if isinstance(request, Request):
                 self._answering = request
-                self._asked = False
+                self._body_wanted = False
                 self._task = self._loop.create_task(self._answer(request))
             else:
                 path = self._url.decode("ascii", "replace")
                 self._write(self._server.application.refusal(request, path), last=True)
-                self._end(heard=False)
-        elif self._deaf or self._server.stopping:
+                self._end(all_read=False)
+        elif self._ignoring_input or self._server.stopping:
             self._end()
         else:
-            self._since = self._begun = self._loop.time()
-            self._asked = False
+            self._since = self._wait_began = self._loop.time()
+            self._body_wanted = False
             self._resume_reading()
 
     async def _answer(self, request: Request) -> None:
@@ -354,62 +345,65 @@ class Connection(asyncio.BufferedProtocol):
             if response is not None and not self._transport.is_closing():
                 last = request.last or self._server.stopping or self._lingers(request)
                 if not isinstance(response, Stream) or request.method == "HEAD":
-                    self._write(response, last=last, bare=request.method == "HEAD")
-                    if self._drained is not None:  # The answer may be as large as the body, whose bytes stay counted.
+                    self._write(response, last=last, old=request.old, bare=request.method == "HEAD")
+                    if self._drained is not None:  # The response may be as large as the body, which stays counted.
                         await self._until_drained()
-                elif not self._left:
+                elif not self._client_finished:
+                    last = last or request.old  # In HTTP/1.0, the end of the connection ends the stream.
                     await self._stream(response, last=last, chunked=not request.old)
                 if last:
-                    self._end(heard=request.whole)
+                    self._end(all_read=request.whole)
         except Exception:
-            log.exception("the answer to %s %s broke off", request.method, shown_path(request))
+            log.exception("the response to %s %s failed", request.method, shown_path(request))
             self._transport.abort()
         finally:
-            request.over()
+            request.release()
             self._answering = self._task = None
             if self.lost:
-                self._server.left(self)
+                self._server.disconnected(self)
         self._answer_next()
 
     async def _until_drained(self) -> None:
-        """Wait for a client that does not read."""
+        """Wait until the client has read what is buffered."""
         while self._drained is not None:
             await self._drained
 
     def _lingers(self, request: Request) -> bool:
-        """Whether it is refused before its body is whole, and that is too large to be read over, or may not come."""
+        """Whether the response comes before the whole body, and the rest is too large to read over, or may not come."""
         if request.whole:
             return False
-        expects = not self._asked and request.header(b"expect") is not None
+        expects = not self._body_wanted and request.header(b"expect") is not None
         return expects or request.announced > READ_OVER_BYTES_MAX
 
-    def _end(self, *, heard: bool = True) -> None:
-        """Close. Who is still sending would lose the answer by it, and may finish, if that does not take too long."""
-        self._ended = self._deaf = True
+    def _end(self, *, all_read: bool = True) -> None:
+        """Close the connection; later if the client is still sending, because it would lose the response."""
+        self._ended = self._ignoring_input = True
         self._server.writes.flush()
-        if heard or self._left or self._transport.is_closing():
+        if all_read or self._client_finished or self._transport.is_closing():
             self._transport.close()
         else:
             self._since = self._loop.time()
             self._transport.write_eof()
             self._resume_reading()
 
-    def _write(self, response: Response, *, last: bool, bare: bool = False) -> None:
+    def _write(self, response: Response, *, last: bool, old: bool = False, bare: bool = False) -> None:
         body, length = response.body, b""
         if response.status in (204, 304):
             body = b""
         elif not isinstance(response, Stream):
             length = b"content-length: %d\r\n" % len(body)
-        head = self._head(response, length, last=last)
+        head = self._head(response, length, last=last, old=old)
         if bare or len(body) <= WRITE_AT_ONCE_MAX:
             self._server.writes.add(self._transport, head if bare else head + body, self._loop)
         else:
             self._transport.writelines([head, body])
 
-    def _head(self, response: Response, framing: bytes, *, last: bool) -> bytes:
-        closing = b"connection: close\r\n" if last else b""
+    def _head(self, response: Response, framing: bytes, *, last: bool, old: bool = False) -> bytes:
+        after = b"connection: close\r\n" if last else b"connection: keep-alive\r\n" if old else b""
+        if response.location:
+            after += b"location: %b\r\n" % response.location
         first = lines(response.status, tuple(response.headers), tuple(response.guards))
-        return b"%bdate: %b\r\n%b%b\r\n" % (first, self._server.date, framing, closing)
+        return b"%bdate: %b\r\n%b%b\r\n" % (first, self._server.date, framing, after)
 
     async def _stream(self, response: Stream, *, last: bool, chunked: bool) -> None:
         framing = b"transfer-encoding: chunked\r\n" if chunked else b""
@@ -426,9 +420,9 @@ class Connection(asyncio.BufferedProtocol):
         if chunked:
             self._transport.write(b"0\r\n\r\n")
 
-    # What the server tells.
+    # Called by the server.
 
-    def look(self) -> None:
+    def check_timeouts(self) -> None:
         now = self._loop.time()
         unsent = self._transport.get_write_buffer_size()
         if unsent != self._unsent:
@@ -448,22 +442,22 @@ class Connection(asyncio.BufferedProtocol):
                     request.fail(TooSlow())
 
     def _is_slow(self, now: float) -> bool:
-        """Whether the head or the body that is coming takes longer than it may."""
+        """Whether the head or body takes too long to arrive."""
         if self._ended or (self._reading is None and not self._in_head):
             return False
         fed = 0 if self._reading is None else self._reading.fed
-        return now - self._begun > GRACE_SECONDS + fed / BODY_BYTES_PER_SECOND_MIN
+        return now - self._wait_began > GRACE_SECONDS + fed / BODY_BYTES_PER_SECOND_MIN
 
     def idle_since(self) -> float | None:
-        """Since when the server has been waiting for the client: to send a request or the rest of one, or to read the
-        response. None while the server works on a request."""
+        """Since when the server waits for the client: to send a request or the rest of one, or to read a response. None
+        while the server handles a request."""
         request = self._answering
         if request is None or request.waits or self._drained is not None:
             return self._since
         return None
 
     def drop(self) -> None:
-        """Close it to make room for another. A response that was just written is sent, if the client reads it."""
+        """Close the connection to make room for another. A response that was just written is still sent."""
         self._server.writes.flush()
         self._transport.abort()
 
@@ -481,7 +475,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class _Rest:
-    """What a connection is told of a body whose head another parser has read."""
+    """The callbacks for a body whose head another parser has read."""
 
     def __init__(self, connection: Connection) -> None:
         self.on_body = connection.on_body

@@ -1,9 +1,8 @@
-"""What goes through the durable door, as types: requests are checked against them, answers are made of them, and the
-OpenAPI document is generated from them.
+"""The types of the HTTP v1 API: requests are validated against them, responses are built from them, and the OpenAPI
+document is generated from them.
 
-A rule that msgspec checks is written as a constraint. One that ``wire`` or ``timetext`` checks, in better words than
-msgspec has, is written for the document alone, as ``extra_json_schema``; tests hold the two together. What goes for a
-request as a whole is its ``also``.
+A rule that msgspec checks is a constraint. A rule that ``wire`` or ``timetext`` checks, with better messages, is in
+``extra_json_schema``, for the document only; tests compare the two. A rule for a request as a whole is in ``also``.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from duetime.doors.retry_policy import CamelRetryPolicy, Duration
-from duetime.engine.watchdog import Reason
+from duetime.doors.retry_policy import CamelRetryPolicy, Duration, RetryPolicyOut
 from duetime.model import OutcomeKind, Status
+from duetime.overdue import Reason
+from duetime.store import Order, TimeSource
 
+BASE = "/api/v1"
 BATCH_MAX = 1_000
 WEIGHT_MAX = 100
 
@@ -25,24 +26,24 @@ _SHOWN = {"format": "date-time"}
 
 Name = Annotated[
     str,
-    Meta(min_length=1, max_length=64, pattern="^[A-Za-z0-9._-]+$", description="a namespace", examples=["default"]),
+    Meta(min_length=1, max_length=64, pattern="^[A-Za-z0-9._-]+$", description="the namespace", examples=["default"]),
 ]
 Id = Annotated[
     str,
     Meta(
         min_length=1,
         max_length=255,
-        description="a timer's id, unique in its namespace: any text without control characters",
+        description="the timer's id, unique in its namespace: any text without control characters",
         examples=["invoice-42"],
         extra_json_schema={"pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"},
     ),
 ]
-SecretId = Annotated[str, Meta(description="a secret's id", examples=["8f14e45f-ceea-467f-a9f3-0f2b7a1c6d3e"])]
+SecretId = Annotated[str, Meta(description="the secret's id", examples=["8f14e45f-ceea-467f-a9f3-0f2b7a1c6d3e"])]
 Time = Annotated[
     str,
     Meta(
         max_length=64,
-        description="RFC 3339 with an offset or Z, in the years 1970 to 9999; finer than a millisecond is rounded up",
+        description="RFC 3339 with an offset or Z, in the years 1970 to 9999; rounded up to milliseconds",
         examples=["2030-01-31T09:00:00Z"],
         extra_json_schema={
             "format": "date-time",
@@ -51,12 +52,13 @@ Time = Annotated[
     ),
 ]
 Shown = Annotated[str, Meta(examples=["2030-01-31T09:00:00.000Z"], extra_json_schema=_SHOWN)]
+Created = Annotated[Shown, Meta(examples=["2030-01-30T12:00:00.000Z"])]
 Span = Annotated[Duration, Meta(extra_json_schema={"pattern": f"^{_SPAN}$", "minLength": 2})]
 Retention = Annotated[
     str,
     Meta(
         max_length=40,
-        description="how long finished timers are kept: like 30d, at least 1s, or forever",
+        description="how long finished timers are kept: at least 1s, or forever",
         examples=["30d"],
         extra_json_schema={"pattern": f"^(forever|{_SPAN})$", "minLength": 2},
     ),
@@ -66,7 +68,8 @@ Weight = Annotated[
     Meta(
         ge=1,
         le=WEIGHT_MAX,
-        description="its share when more is due than can be delivered: weight 3 gets three times the share of weight 1",
+        description="the namespace's share of the capacity when more is due than can be delivered: weight 3 gets three "
+        "times the share of weight 1; 1 by default",
         examples=[3],
     ),
 ]
@@ -74,8 +77,8 @@ Url = Annotated[
     str,
     Meta(
         max_length=2048,
-        description="an absolute http or https URL in ASCII, without user name or password; not an address that the "
-        "service is kept from, such as a private one",
+        description="where to send the callback: an absolute http or https URL in ASCII, without user name or "
+        "password. Private addresses are rejected unless DUETIME_ALLOW_PRIVATE_TARGETS allows them",
         examples=["https://example.com/hooks/timer"],
         extra_json_schema={"pattern": r"^[Hh][Tt][Tt][Pp][Ss]?://[A-Za-z0-9_.:\[\]-]+([/?#][!-\[\]-~]*)?$"},
     ),
@@ -85,31 +88,48 @@ HeaderValue = Annotated[str, Meta(extra_json_schema={"pattern": r"^[\t\x20-\x7e\
 Headers = Annotated[
     dict[HeaderName, HeaderValue],
     Meta(
-        description="headers of the callback, 16 KiB together; not Host, Content-Length, Connection and the like, nor "
-        "those that Duetime sets (webhook-…, duetime-…, traceparent); no name twice, whatever its case",
+        description="headers of the callback, at most 16 KiB in total. Rejected: Host, Content-Length, Connection and "
+        "other headers of the connection, those that Duetime sets (webhook-…, duetime-…, traceparent), nats-…, and "
+        "the same name twice, ignoring case",
         examples=[{"X-Tenant": "acme"}],
         extra_json_schema={"maxProperties": 64},
     ),
 ]
-Method = Annotated[Literal["POST", "PUT", "PATCH"], Meta(description="of the callback: POST unless given")]
+Method = Annotated[
+    Literal["POST", "PUT", "PATCH"], Meta(description="the HTTP method of the callback; POST by default")
+]
 Protocol = Annotated[
     Literal["answer", "status"],
-    Meta(description='"answer": 200 with {"ok": true} completes; "status": any 2xx does'),
+    Meta(
+        description='what completes the timer. "answer", the default: 200 with {"ok": true}, or any 2xx with an empty '
+        'body. "status": any 2xx'
+    ),
 ]
-Payload = Annotated[Raw, Meta(description="any JSON, null included: sent with the callback, as it was written")]
-Metadata = Annotated[Raw, Meta(description="any JSON, kept for you and not sent")]
+Payload = Annotated[Raw, Meta(description="any JSON, including null; sent in the callback byte for byte")]
+Metadata = Annotated[Raw, Meta(description="any JSON; stored with the timer and never sent")]
 Correlation = Annotated[
     str,
     Meta(
         min_length=1,
         max_length=255,
-        description="what belongs together, to list it by",
+        description="any text that related timers share; lists can filter by it",
         examples=["order-7"],
         extra_json_schema={"pattern": r"^[^\x00]+$"},
     ),
 ]
-Group = Annotated[Name, Meta(description="the older name of namespace; if both are given they must be equal")]
-TimerId = Annotated[Id, Meta(description="another name of id; if both are given they must be equal")]
+Estimated = Annotated[bool, Meta(description="true if this is an estimate; absent if it is exact")]
+Unowned = Annotated[list[int], Meta(description="shards without an owner: their timers wait", examples=[[]])]
+Overdue = Annotated[
+    dict[str, int],
+    Meta(
+        description="how many timers have been due for two seconds and not started, by reason; only reasons that "
+        "apply now",
+        examples=[{"paused": 2, "destination": 1}],
+        extra_json_schema={"propertyNames": {"enum": [reason.value for reason in Reason]}},
+    ),
+]
+Group = Annotated[Name, Meta(description="the older name of namespace; if both are given, they must be equal")]
+TimerId = Annotated[Id, Meta(description="another name of id; if both are given, they must be equal")]
 
 PARAMETERS: dict[str, Any] = {
     "namespace": Name,
@@ -120,33 +140,38 @@ PARAMETERS: dict[str, Any] = {
     "executeBefore": Time,
     "limit": Annotated[int, Meta(ge=1, le=1_000, extra_json_schema={"default": 50})],
 }
-"""What stands in paths and queries, as the door checks it, for the document. The longer key counts where two fit; a
-parameter of the query that is not here has the type that its operation gives."""
+"""The types of parameters in paths and queries, for the document."""
 
 
-def _given(name: str, *absent: str) -> dict[str, Any]:
-    """That a field is there and not null, and others are not, in JSON schema."""
-    return {
-        "required": [name],
-        "properties": {name: {"type": "string"}} | {other: {"type": "null"} for other in absent},
-    }
+class Changes(Struct, rename="camel", forbid_unknown_fields=True):
+    """What to change in a pending timer. Omitted fields and null keep the value; but payload and metadata can be set to
+    null. At most one of executeAt, which must be in the future, and delay; at most one of callbackUrl
+    and callbackSubject."""
 
+    also: ClassVar[dict[str, Any]] = {"examples": [{"delay": "10m"}]}
 
-_IDENTIFIED = {"anyOf": [_given("id"), _given("timerId")]}
-_ONE_TIME_AT_MOST = {"anyOf": [{"properties": {name: {"type": "null"}}} for name in ("delay", "executeAt")]}
-
-
-class Changes(Struct, rename="camel"):
-    """What to change of a pending timer; null means the same as leaving a field out, except in a payload. Not both of
-    executeAt, which must be in the future, and delay."""
-
-    also: ClassVar[dict[str, Any]] = {**_ONE_TIME_AT_MOST, "examples": [{"delay": "10m"}]}
-
-    execute_at: Time | None = None
-    delay: Annotated[Span, Meta(description="in place of executeAt: from now on, at most 100 years")] | None = None
+    execute_at: (
+        Annotated[
+            Time,
+            Meta(
+                description="when to fire: RFC 3339 with an offset or Z, to the year 9999, rounded up to milliseconds"
+            ),
+        ]
+        | None
+    ) = None
+    delay: Annotated[Span, Meta(description="the time from now, at most 100 years; in place of executeAt")] | None = (
+        None
+    )
     callback_url: Url | None = None
     callback_subject: (
-        Annotated[str, Meta(max_length=255, description="in place of callbackUrl: NATS. Refused without a broker")]
+        Annotated[
+            str,
+            Meta(
+                max_length=255,
+                description="the NATS subject to publish to, in place of callbackUrl; needs a broker",
+                examples=["orders.due"],
+            ),
+        ]
         | None
     ) = None
     callback_method: Method | None = None
@@ -158,9 +183,7 @@ class Changes(Struct, rename="camel"):
     callback_timeout: (
         Annotated[
             Span,
-            Meta(
-                description="how long an attempt may take, 30s unless given; at most DUETIME_MAX_CALLBACK_TIMEOUT (1h)"
-            ),
+            Meta(description="how long an attempt may take, at most DUETIME_MAX_CALLBACK_TIMEOUT (1h); 30s by default"),
         ]
         | None
     ) = None
@@ -168,15 +191,11 @@ class Changes(Struct, rename="camel"):
 
 
 class CreateTimer(Changes, rename="camel"):
-    """A new timer: when (executeAt, in the future, or delay), where to (callbackUrl), and what with. The namespace is
-    "default" and the id is made unless they are given; null means the same as leaving a field out, except in a payload.
-    """
+    """A new timer: when (one of executeAt, in the future, and delay), where to (one of callbackUrl and
+    callbackSubject), and what with. The namespace is "default" and the id is generated unless they are given. Null
+    counts as omitted, except in payload and metadata, where it is a value."""
 
     also: ClassVar[dict[str, Any]] = {
-        "allOf": [
-            {"anyOf": [_given("executeAt", "delay"), _given("delay", "executeAt")]},
-            _given("callbackUrl", "callbackSubject"),
-        ],
         "examples": [
             {
                 "id": "invoice-42",
@@ -195,23 +214,11 @@ class CreateTimer(Changes, rename="camel"):
 
 
 class UpdateTimer(Changes, rename="camel"):
-    """What to change of a pending timer, and which one: its id or timerId, and its namespace unless it is "default"."""
+    """Which timer, by its id or timerId (one is required), and its namespace unless it is "default"; and what to change
+    in it. At most one of executeAt, which must be in the future, and delay; at most one of callbackUrl and
+    callbackSubject. Omitted fields and null keep the value; but payload and metadata can be set to null."""
 
-    also: ClassVar[dict[str, Any]] = {
-        "allOf": [_IDENTIFIED, _ONE_TIME_AT_MOST],
-        "examples": [{"timerId": "invoice-42", "delay": "10m"}],
-    }
-
-    namespace: Name | None = None
-    group_id: Group | None = None
-    id: Id | None = None
-    timer_id: TimerId | None = None
-
-
-class Selection(Struct, rename="camel"):
-    """Which timer: its id or timerId, and its namespace unless it is "default"."""
-
-    also: ClassVar[dict[str, Any]] = {**_IDENTIFIED, "examples": [{"timerId": "invoice-42"}]}
+    also: ClassVar[dict[str, Any]] = {"examples": [{"timerId": "invoice-42", "delay": "10m"}]}
 
     namespace: Name | None = None
     group_id: Group | None = None
@@ -219,8 +226,19 @@ class Selection(Struct, rename="camel"):
     timer_id: TimerId | None = None
 
 
-class BatchIn(Struct, rename="camel"):
-    """Up to 1000 timers, each as in a create. One that is refused does not stop the others: its result says why."""
+class Selection(Struct, rename="camel", forbid_unknown_fields=True):
+    """Which timer: its id or timerId (one is required), and its namespace unless it is "default"."""
+
+    also: ClassVar[dict[str, Any]] = {"examples": [{"timerId": "invoice-42"}]}
+
+    namespace: Name | None = None
+    group_id: Group | None = None
+    id: Id | None = None
+    timer_id: TimerId | None = None
+
+
+class BatchIn(Struct, rename="camel", forbid_unknown_fields=True):
+    """Up to 1000 timers, each as in a create. If one is rejected, its result has the error; the others are created."""
 
     also: ClassVar[dict[str, Any]] = {
         "examples": [
@@ -240,51 +258,60 @@ class BatchIn(Struct, rename="camel"):
 
 
 class Timer(Struct, rename="camel"):
-    """A timer: what was asked for, and how it stands."""
+    """A timer: what was requested, and its state."""
 
-    id: str
-    namespace: str
-    execute_at: Annotated[Shown, Meta(description="when it was asked for")]
-    fire_at: Annotated[Shown, Meta(description="when the next attempt is due, or the last one was")]
-    callback_url: str | None
-    callback_subject: str | None
-    callback_method: str | None
-    callback_headers: dict[str, str]
-    payload: Annotated[Any, Meta(description="as it was given; null also when there was none")]
-    metadata: Annotated[Any, Meta(description="as it was given; null also when there was none")]
-    correlation_id: str | None
-    retry_policy: CamelRetryPolicy
-    callback_timeout: str
-    response_protocol: str
-    status: Status
-    attempts: Annotated[int, Meta(description="of the current firing")]
-    last_error: Annotated[str, Meta(description="why the latest attempt failed")] | None
-    created_at: Shown
-    updated_at: Shown
-    executed_at: Annotated[Shown, Meta(description="when it was completed or failed")] | None
+    id: Annotated[str, Meta(examples=["invoice-42"])]
+    namespace: Annotated[str, Meta(examples=["default"])]
+    execute_at: Annotated[Shown, Meta(description="the requested time")]
+    fire_at: Annotated[Shown, Meta(description="the time of the next attempt, or of the last one")]
+    callback_url: Annotated[str | None, Meta(examples=["https://example.com/hooks/timer"])]
+    callback_subject: Annotated[str | None, Meta(description="the NATS subject, if it has no URL", examples=[None])]
+    callback_method: Annotated[str | None, Meta(examples=["POST"])]
+    callback_headers: Annotated[dict[str, str], Meta(examples=[{}])]
+    payload: Annotated[
+        Any, Meta(description="as it was given; null also when there was none", examples=[{"invoice": 42}])
+    ]
+    metadata: Annotated[Any, Meta(description="as it was given; null also when there was none", examples=[None])]
+    correlation_id: Annotated[str | None, Meta(examples=[None])]
+    retry_policy: RetryPolicyOut
+    callback_timeout: Annotated[str, Meta(examples=["30s"])]
+    response_protocol: Annotated[str, Meta(examples=["answer"])]
+    status: Annotated[Status, Meta(extra_json_schema={"examples": ["pending"]})]
+    attempts: Annotated[int, Meta(description="how many attempts the current firing had", examples=[0])]
+    last_error: Annotated[str | None, Meta(description="why the latest attempt failed", examples=[None])]
+    created_at: Created
+    updated_at: Created
+    executed_at: Annotated[Shown | None, Meta(description="when it completed or failed", examples=[None])]
 
 
 class TimerPage(Struct, rename="camel"):
-    """Some timers, and where to go on."""
+    """A page of timers."""
 
     timers: list[Timer]
-    next_cursor: Annotated[str, Meta(description="the cursor of the next page; null on the last one")] | None
+    next_cursor: Annotated[
+        str | None, Meta(description="the cursor of the next page; null on the last", examples=[None])
+    ]
 
 
 class Attempt(Struct, rename="camel"):
     """One delivery try; the latest ten are kept."""
 
-    attempt: Annotated[int, Meta(description="its number in its firing, from 1")]
+    attempt: Annotated[int, Meta(description="its number within its firing, from 1")]
     sent_at: Shown
     duration: Annotated[str, Meta(examples=["120ms"])]
     outcome: OutcomeKind
-    status: Annotated[int, Meta(description="of the HTTP answer")] | None
-    error: Annotated[str, Meta(description="for people")] | None
-    answer: Annotated[str, Meta(description="how the answer began")]
-    delivery_id: (
-        Annotated[str, Meta(description="of the firing it belongs to: the callback's webhook-id; null for old ones")]
-        | None
-    )
+    status: Annotated[int | None, Meta(description="the HTTP status of the response", examples=[503])]
+    error: Annotated[str | None, Meta(description="why it failed", examples=["HTTP 503"])]
+    answer: Annotated[
+        str, Meta(description="the first 200 characters of the response body", examples=["try again later"])
+    ]
+    delivery_id: Annotated[
+        str | None,
+        Meta(
+            description="the delivery id of its firing, sent as webhook-id; null for attempts of old versions",
+            examples=["11f6ad8e-c52a-5984-abaa-fd7c3b516503"],
+        ),
+    ]
 
 
 class Attempts(Struct, rename="camel"):
@@ -294,20 +321,28 @@ class Attempts(Struct, rename="camel"):
 
 
 class Failure(Struct, rename="camel"):
-    """Every error of this door."""
+    """Every error of the HTTP v1 API."""
 
-    error: Annotated[str, Meta(description="a code for programs", examples=["TIMER_NOT_FOUND"])]
-    message: Annotated[str, Meta(description="a sentence for people")]
-    details: Annotated[dict[str, Any], Meta(description="for invalid input: the field", examples=[{"field": "delay"}])]
+    error: Annotated[str, Meta(description="a code for programs", examples=["INVALID_INPUT"])]
+    message: Annotated[
+        str,
+        Meta(
+            description="a sentence for people",
+            examples=["delay must be a duration like 500ms, 30s, 10m, 24h, 1h30m or 7d"],
+        ),
+    ]
+    details: Annotated[
+        dict[str, Any], Meta(description="the field, for invalid input; otherwise empty", examples=[{"field": "delay"}])
+    ]
     timestamp: Shown
 
 
 class BatchResult(Struct, rename="camel", omit_defaults=True):
-    """What became of one timer of a batch: the timer, or its id where that is enough, or its error."""
+    """The result for one timer of a batch: the timer (or its id, with `Prefer: return=minimal`), or its error."""
 
-    status: Annotated[int, Meta(description="what a create of its own would have answered", examples=[200, 409])]
+    status: Annotated[int, Meta(description="the status that a single create would have got", examples=[200, 409])]
     timer: Timer | UnsetType = UNSET
-    id: Annotated[str, Meta(description="in the place of the timer, with `Prefer: return=minimal`")] | UnsetType = UNSET
+    id: Annotated[str, Meta(description="in place of the timer, with `Prefer: return=minimal`")] | UnsetType = UNSET
     error: Failure | UnsetType = UNSET
 
 
@@ -317,28 +352,41 @@ class BatchOut(Struct, rename="camel"):
     results: Annotated[list[BatchResult], Meta(description="in the order of the timers")]
 
 
-class CancelIn(Struct, rename="camel"):
-    """Which pending timers to cancel: all that match what is given."""
+NameOrAll = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=64,
+        pattern=r"^([A-Za-z0-9._-]+|\*)$",
+        description='the namespace; "*" or nothing for all',
+        examples=["default"],
+    ),
+]
+
+
+class CancelIn(Struct, rename="camel", forbid_unknown_fields=True):
+    """Which pending timers to cancel: those that match all given fields. At least one filter is required; the namespace
+    "*" is one."""
 
     also: ClassVar[dict[str, Any]] = {"examples": [{"namespace": "default", "correlationId": "order-7"}]}
 
-    namespace: Name | None = None
+    namespace: NameOrAll | None = None
     id: Id | None = None
     correlation_id: Correlation | None = None
-    execute_after: Annotated[Time, Meta(description="due at this time or later")] | None = None
-    execute_before: Annotated[Time, Meta(description="due before this time")] | None = None
-    limit: Annotated[int, Meta(ge=1, le=BATCH_MAX)] = 100
+    execute_after: Annotated[Time, Meta(description="scheduled at this time or later")] | None = None
+    execute_before: Annotated[Time, Meta(description="scheduled before this time")] | None = None
+    limit: Annotated[int, Meta(ge=1, le=BATCH_MAX, description="the maximum number of timers")] = 100
 
 
 class CancelOut(Struct, rename="camel"):
-    """How many timers will not fire."""
+    """How many timers were canceled."""
 
-    canceled: int
-    more: Annotated[bool, Meta(description="whether there may be more of them: ask again")]
+    canceled: Annotated[int, Meta(examples=[3])]
+    more: Annotated[bool, Meta(description="true if more timers may match: repeat the request", examples=[False])]
 
 
 class ReplayIn(CancelIn, rename="camel"):
-    """Which finished timers to replay: those of a status that match what else is given."""
+    """Which finished timers to replay: those with the status that match all other given fields."""
 
     also: ClassVar[dict[str, Any]] = {"examples": [{"status": "failed", "namespace": "default", "limit": 100}]}
 
@@ -346,63 +394,68 @@ class ReplayIn(CancelIn, rename="camel"):
 
 
 class ReplayOut(Struct, rename="camel"):
-    """How many timers will fire once more."""
+    """How many timers were replayed."""
 
-    replayed: int
-    more: Annotated[bool, Meta(description="whether there may be more of them: ask again")]
-
-
-class Count(Struct, rename="camel"):
-    """How many timers there are."""
-
-    timers: int
-    more: Annotated[bool, Meta(description="that there are more: counting stopped there")]
+    replayed: Annotated[int, Meta(examples=[3])]
+    more: Annotated[bool, Meta(description="true if more timers may match: repeat the request", examples=[False])]
 
 
-class NamespaceIn(Struct, rename="camel"):
+class Count(Struct, rename="camel", omit_defaults=True):
+    """How many timers match."""
+
+    timers: Annotated[int, Meta(examples=[3])]
+    more: Annotated[bool, Meta(description="true if there are more: counting stopped here", examples=[False])]
+    estimated: Estimated = False
+
+
+class NamespaceIn(Struct, rename="camel", forbid_unknown_fields=True):
     """A new namespace."""
 
     also: ClassVar[dict[str, Any]] = {"examples": [{"name": "billing", "retention": "30d"}]}
 
     name: Name
-    shards: Annotated[int, Meta(ge=1, description="how many shards to spread over, all unless given; fixed")] | None = (
-        None
-    )
-    retention: Retention | None = None
-    weight: (
-        Annotated[Weight, Meta(description="its share when more is due than can be delivered; 1 unless given")] | None
+    shards: (
+        Annotated[int, Meta(ge=1, description="how many shards its timers use, all by default; can't be changed later")]
+        | None
     ) = None
+    retention: Retention | None = None
+    weight: Weight | None = None
 
 
-class NamespaceChanges(Struct, rename="camel"):
-    """What to change of a namespace; null means the same as leaving a field out."""
+class NamespaceChanges(Struct, rename="camel", forbid_unknown_fields=True):
+    """What to change in a namespace. Omitted fields and null keep the value."""
 
     also: ClassVar[dict[str, Any]] = {"examples": [{"paused": True}]}
 
     retention: Retention | None = None
     weight: Weight | None = None
-    paused: Annotated[bool, Meta(description="while paused nothing fires and creates are taken")] | None = None
-    shards: Annotated[int, Meta(description="fixed: only the number that it has is taken")] | None = None
+    paused: (
+        Annotated[bool, Meta(description="while true, no timer of the namespace fires; creates are accepted")] | None
+    ) = None
+    shards: Annotated[int, Meta(description="can't be changed: only the current number is accepted")] | None = None
 
 
 class SecretInfo(Struct, rename="camel"):
-    """A signing secret, without the secret."""
+    """A signing secret, without the secret itself."""
 
-    id: str
-    created_at: Shown
-    expires_at: Annotated[Shown, Meta(description="until when it signs too; null for the newest")] | None
+    id: SecretId
+    created_at: Created
+    expires_at: Annotated[Shown | None, Meta(description="when it stops signing; null for the newest", examples=[None])]
 
 
 class Namespace(Struct, rename="camel"):
-    """A namespace: a scope of ids with settings of its own."""
+    """A namespace: a scope of ids with its own settings."""
 
-    name: str
-    shards: int
-    retention: Annotated[str, Meta(description="null: as the settings say")] | None
-    weight: Weight
-    paused: bool
-    created_at: Shown
-    secrets: Annotated[list[SecretInfo], Meta(description="which secrets sign; never what they are")]
+    name: Annotated[str, Meta(examples=["billing"])]
+    shards: Annotated[int, Meta(description="how many shards its timers use", examples=[64])]
+    retention: Annotated[
+        str | None,
+        Meta(description="how long finished timers are kept; null: as DUETIME_RETENTION says", examples=["30d"]),
+    ]
+    weight: Annotated[Weight, Meta(examples=[1])]
+    paused: Annotated[bool, Meta(examples=[False])]
+    created_at: Created
+    secrets: Annotated[list[SecretInfo], Meta(description="the secrets that sign callbacks, without their keys")]
 
 
 class Namespaces(Struct, rename="camel"):
@@ -412,94 +465,127 @@ class Namespaces(Struct, rename="camel"):
 
 
 class Instance(Struct, rename="camel"):
-    """A process that takes part."""
+    """A running process of Duetime."""
 
-    id: str
-    name: Annotated[str, Meta(description="its machine and process", examples=["timers-1:4711"])]
-    version: Annotated[str, Meta(description="of the program")]
-    started_at: Shown
-    alive_until: Annotated[str, Meta(description="when it counts as gone, unless it says before that it lives")]
-    serving: Annotated[bool, Meta(description="false while its clock is too far off the store's")]
-    clock_offset: Annotated[str, Meta(description="how far its clock is surely off the store's", examples=["-1s200ms"])]
-    shards: Annotated[list[int], Meta(description="the shards whose timers it fires")]
+    id: Annotated[str, Meta(examples=["5f0c1f8a9d3b4e6f8a1b2c3d4e5f6071"])]
+    name: Annotated[str, Meta(description="its host name and process id", examples=["timers-1:4711"])]
+    version: Annotated[str, Meta(description="the version of Duetime", examples=["0.1.0"])]
+    started_at: Created
+    alive_until: Annotated[Shown, Meta(description="when it counts as dead, unless it sends a heartbeat before")]
+    serving: Annotated[bool, Meta(description="false while its clock differs too much from the store's")]
+    clock_offset: Annotated[
+        str, Meta(description="its clock minus the store's; the real difference may be larger", examples=["-1s200ms"])
+    ]
+    shards: Annotated[list[int], Meta(description="the shards that it owns", examples=[[0, 1, 2]])]
+
+
+class Abilities(Struct, rename="camel"):
+    """What the database can do. Requests that need more get 400 UNSUPPORTED."""
+
+    orders: Annotated[
+        list[Order],
+        Meta(
+            description="the orders in which it can list timers: newest (no filter, an id or a correlation id), "
+            "soonest (a time range), due (pending timers), deadline (executing timers), finished (final ones)",
+            examples=[[order.value for order in Order]],
+        ),
+    ]
+    offset_max: Annotated[int | None, Meta(description="the highest offset of GET /timers; null: any", examples=[None])]
+    counts_exactly: Annotated[bool, Meta(description="false: counts are estimates")]
+    expires_history: Annotated[
+        bool, Meta(description="true: the database itself deletes old finished timers", examples=[False])
+    ]
+    time_source: Annotated[
+        TimeSource,
+        Meta(
+            description="the clock that decides what is due: the store's, or that of each instance's machine",
+            extra_json_schema={"examples": ["store"]},
+        ),
+    ]
 
 
 class Cluster(Struct, rename="camel"):
-    """The instances that share the store, and who owns what."""
+    """The instances that share the store, the shards, and what the database can do."""
 
     instances: list[Instance]
-    shards: Annotated[int, Meta(description="how many there are")]
-    unowned: Annotated[list[int], Meta(description="shards that nobody owns now: their timers wait")]
+    shards: Annotated[int, Meta(description="the number of shards", examples=[64])]
+    unowned: Unowned
+    abilities: Abilities
 
 
 class Point(Struct, rename="camel"):
     """What the whole cluster did in one step of time."""
 
-    at: Annotated[Shown, Meta(description="when the step ended")]
-    fires_per_second: Annotated[float, Meta(description="attempts sent")]
-    lateness_p50_ms: Annotated[float, Meta(description="half of them were sent within this of being due")] | None
-    lateness_p99_ms: Annotated[float, Meta(description="all but one in a hundred were")] | None
+    at: Annotated[Shown, Meta(description="the end of the step")]
+    fires_per_second: Annotated[float, Meta(description="attempts sent per second", examples=[120.5])]
+    lateness_p50_ms: Annotated[
+        float | None, Meta(description="the median time from due to sent; null: nothing was sent", examples=[4.1])
+    ]
+    lateness_p99_ms: Annotated[
+        float | None, Meta(description="the 99th percentile of that time; null: nothing was sent", examples=[18.0])
+    ]
 
 
-class Stretch(Struct, rename="camel"):
-    """How many pending timers fall due in a stretch of time."""
+class Stretch(Struct, rename="camel", omit_defaults=True):
+    """How many pending timers fall due in a period."""
 
-    at: Annotated[Shown, Meta(description="when it begins")]
-    timers: int
-    more: Annotated[bool, Meta(description="that there are more: counting stopped there")]
+    at: Annotated[Shown, Meta(description="its beginning")]
+    timers: Annotated[int, Meta(examples=[3])]
+    more: Annotated[bool, Meta(description="true if there are more: counting stopped here", examples=[False])]
+    estimated: Estimated = False
 
 
 class Forecast(Struct, rename="camel"):
-    """What is going to fall due."""
+    """How many timers fall due, minute by minute and hour by hour."""
 
-    hour: Annotated[list[Stretch], Meta(description="the next 60 minutes, one by one")]
-    day: Annotated[list[Stretch], Meta(description="the next 24 hours, one by one")]
+    hour: Annotated[list[Stretch], Meta(description="each of the next 60 minutes")]
+    day: Annotated[list[Stretch], Meta(description="each of the next 24 hours")]
 
 
 class DestinationFailures(Struct, rename="camel"):
-    """Failed timers that were meant for one destination."""
+    """The failed timers of one destination."""
 
     destination: Annotated[str, Meta(examples=["https://example.com:443"])]
-    timers: int
-    last_error: Annotated[str, Meta(description="of the latest of them")] | None
-    last_at: Annotated[Shown, Meta(description="when that failed")]
+    timers: Annotated[int, Meta(examples=[3])]
+    last_error: Annotated[str | None, Meta(description="the error of the latest of them", examples=["HTTP 503"])]
+    last_at: Annotated[Shown, Meta(description="when the latest of them failed")]
 
 
 class Failures(Struct, rename="camel"):
     """Where timers fail."""
 
-    of: Annotated[int, Meta(description="how many of the latest failed timers were looked at")]
-    destinations: Annotated[list[DestinationFailures], Meta(description="at most 20, those with most failures first")]
+    of: Annotated[int, Meta(description="how many of the latest failed timers were examined", examples=[3])]
+    destinations: Annotated[list[DestinationFailures], Meta(description="at most 20, most failures first")]
 
 
-class Overview(Struct, rename="camel"):
-    """How the service is doing: what it did, what is ahead, what fails, and who does it."""
+class Overview(Struct, rename="camel", omit_defaults=True):
+    """How the service is doing: what it did, what falls due, what fails, and its instances."""
 
     now: Shown
-    statuses: Annotated[dict[Status, int], Meta(description="how many timers there are of each status")]
-    since: Annotated[Shown, Meta(description="since when the instance that answers has been watching")]
-    step_seconds: Annotated[int, Meta(description="between two points of activity")]
-    activity: Annotated[list[Point], Meta(description="the latest hour, oldest first; gaps where the store was away")]
-    forecast: Forecast
-    overdue: Annotated[Count, Meta(description="pending timers whose time passed more than a second ago")]
-    overdue_reasons: Annotated[
-        dict[Reason, int],
-        Meta(
-            description="how many timers have been due for two seconds and are not begun, by reason; only reasons that "
-            "apply now, as the instances last reported",
-            examples=[{"paused": 40, "destination": 200}],
-            extra_json_schema={"propertyNames": {"$ref": "#/components/schemas/Reason"}},
-        ),
+    statuses: Annotated[
+        dict[Status, int],
+        Meta(description="how many timers have each status", examples=[{"pending": 40, "completed": 1200}]),
     ]
-    failures: Failures
+    since: Annotated[Shown, Meta(description="since when the responding instance has measured activity")]
+    step_seconds: Annotated[int, Meta(description="the time between two points of activity", examples=[5])]
+    activity: Annotated[
+        list[Point], Meta(description="the last hour, oldest first, with gaps where the store was not available")
+    ]
+    forecast: Forecast
+    overdue: Annotated[Count, Meta(description="pending timers that have been due for more than two seconds")]
+    overdue_reasons: Overdue
+    failures: Annotated[Failures | None, Meta(description="null when the database can't list failed timers")]
     instances: list[Instance]
-    shards: Annotated[int, Meta(description="how many there are")]
-    unowned: Annotated[list[int], Meta(description="shards that nobody owns now: their timers wait")]
+    shards: Annotated[int, Meta(description="the number of shards", examples=[64])]
+    unowned: Unowned
+    estimated: Annotated[Estimated, Meta(description="true when statuses are estimates; absent when exact")] = False
 
 
 class NewSecret(Struct, rename="camel"):
-    """A signing secret, shown this once."""
+    """A new signing secret. It is shown only in this response."""
 
-    id: str
-    secret: Annotated[str, Meta(description="what to check signatures with", examples=["whsec_…"])]
-    created_at: Shown
+    id: SecretId
+    secret: Annotated[
+        str, Meta(description="the key that signs callbacks: receivers verify signatures with it", examples=["whsec_…"])
+    ]
+    created_at: Created

@@ -1,4 +1,4 @@
-"""Between the durable door's types and the model's: what clients write becomes values, values become what they read."""
+"""Converts between the types of the HTTP v1 API (``durable_schema``) and those of the model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from duetime.doors import durable_schema as schema
 from duetime.doors import wire
 from duetime.doors.http import Request
 from duetime.doors.retry_policy import CamelRetryPolicy, checked_policy, shown_policy
-from duetime.engine.watchdog import Reason
-from duetime.errors import InvalidInput
+from duetime.errors import InvalidCursor, InvalidInput
+from duetime.instants import Instant
 from duetime.model import (
     DEFAULT_NAMESPACE,
     FOREVER_MS,
@@ -35,30 +35,31 @@ from duetime.model import (
     Target,
     Timer,
 )
+from duetime.overdue import Reason
 from duetime.service import Counted
-from duetime.store import Filter, Instance, Place
+from duetime.store import Abilities, Cursor, Filter, Instance, Order
 from duetime.timetext import format_duration, format_time, parse_duration, parse_time
 
 _encode = msgspec.json.Encoder().encode
 _BLANK_TARGET = HttpTarget(url="")
 _BLANK = Definition(target=_BLANK_TARGET)
-_place_decoder = msgspec.json.Decoder(Place)
+_cursor_decoder = msgspec.json.Decoder(Cursor)
 
 
-def key_of(asked: schema.CreateTimer | schema.UpdateTimer | schema.Selection) -> tuple[str, str | None]:
-    namespace = asked.namespace or asked.group_id or DEFAULT_NAMESPACE
-    if asked.namespace is not None and asked.group_id not in (None, asked.namespace):
-        raise InvalidInput("groupId", "is the older name of namespace and must not differ from it")
-    id = asked.id if asked.timer_id is None else asked.timer_id
-    if asked.id is not None and asked.id != id:
-        raise InvalidInput("timerId", "is another name of id and must not differ from it")
+def key_of(fields: schema.CreateTimer | schema.UpdateTimer | schema.Selection) -> tuple[str, str | None]:
+    namespace = fields.namespace or fields.group_id or DEFAULT_NAMESPACE
+    if fields.namespace is not None and fields.group_id not in (None, fields.namespace):
+        raise InvalidInput("groupId", "is the older name of namespace: if both are given, they must be equal")
+    id = fields.id if fields.timer_id is None else fields.timer_id
+    if fields.id is not None and fields.id != id:
+        raise InvalidInput("timerId", "is another name of id: if both are given, they must be equal")
     if id is not None:
         wire.check_id(id, "id")
     return wire.check_namespace(namespace, "namespace"), id
 
 
-def selected(asked: schema.UpdateTimer | schema.Selection) -> tuple[str, str]:
-    namespace, id = key_of(asked)
+def selected(fields: schema.UpdateTimer | schema.Selection) -> tuple[str, str]:
+    namespace, id = key_of(fields)
     if id is None:
         raise InvalidInput("timerId", "is required")
     return namespace, id
@@ -69,37 +70,37 @@ def path_of(request: Request) -> tuple[str, str]:
     return wire.check_namespace(namespace, "namespace"), wire.check_id(id, "id")
 
 
-def definition_of(asked: schema.Changes, before: Definition | None, timeout_ms_max: int) -> Definition:
-    """The definition that the fields make, of a new timer or out of the one before."""
+def definition_of(fields: schema.Changes, before: Definition | None, timeout_ms_max: int) -> Definition:
+    """The definition of a new timer, or the one ``before`` with these changes."""
     new = before or _BLANK
     timeout_ms = new.timeout_ms
-    if asked.callback_timeout is not None:
-        timeout_ms = parse_duration(asked.callback_timeout, "callbackTimeout")
+    if fields.callback_timeout is not None:
+        timeout_ms = parse_duration(fields.callback_timeout, "callbackTimeout")
         if not 1 <= timeout_ms <= timeout_ms_max:
             raise InvalidInput("callbackTimeout", f"must be from 1ms to {format_duration(timeout_ms_max)}")
     return msgspec.structs.replace(
         new,
-        target=_target_of(asked, new.target),
-        payload=new.payload if asked.payload is UNSET else asked.payload,
-        metadata=new.metadata if asked.metadata is UNSET else asked.metadata,
-        retry=new.retry if asked.retry_policy is None else _policy(new.retry, *astuple(asked.retry_policy)),
+        target=_target_of(fields, new.target),
+        payload=new.payload if fields.payload is UNSET else fields.payload,
+        metadata=new.metadata if fields.metadata is UNSET else fields.metadata,
+        retry=new.retry if fields.retry_policy is None else _policy(new.retry, *astuple(fields.retry_policy)),
         timeout_ms=timeout_ms,
-        protocol=new.protocol if asked.response_protocol is None else ResponseProtocol(asked.response_protocol),
+        protocol=new.protocol if fields.response_protocol is None else ResponseProtocol(fields.response_protocol),
     )
 
 
-def _target_of(asked: schema.Changes, old: Target) -> Target:
-    url, subject, method = asked.callback_url, asked.callback_subject, asked.callback_method
+def _target_of(fields: schema.Changes, old: Target) -> Target:
+    url, subject, method = fields.callback_url, fields.callback_subject, fields.callback_method
     headers = old.headers
-    if asked.callback_headers is not None:
-        headers = wire.check_headers(asked.callback_headers, "callbackHeaders")
+    if fields.callback_headers is not None:
+        headers = wire.check_headers(fields.callback_headers, "callbackHeaders")
     if subject is None and url is None and isinstance(old, NatsTarget):
         subject = old.subject
     if subject is not None:
         if url is not None:
-            raise InvalidInput("callbackSubject", "must not come with callbackUrl: a timer goes one way")
+            raise InvalidInput("callbackSubject", "can't be combined with callbackUrl: a timer has one target")
         if method is not None:
-            raise InvalidInput("callbackMethod", "is for callbackUrl: a NATS message has none")
+            raise InvalidInput("callbackMethod", "can't be combined with callbackSubject: a NATS message has no method")
         return NatsTarget(subject=wire.check_subject(subject, "callbackSubject"), headers=headers)
     before = old if isinstance(old, HttpTarget) else _BLANK_TARGET
     return HttpTarget(
@@ -109,7 +110,7 @@ def _target_of(asked: schema.Changes, old: Target) -> Target:
     )
 
 
-@lru_cache(maxsize=1_024)  # a service has few policies, and many timers ask for the same
+@lru_cache(maxsize=1_024)  # many timers have the same few policies
 def _policy(default: RetryPolicy, *given: Any) -> RetryPolicy:
     return checked_policy(CamelRetryPolicy(*given), "retryPolicy", default)
 
@@ -125,50 +126,54 @@ def filter_in(query: dict[str, str]) -> Filter:
     )
 
 
-def filter_of(asked: schema.CancelIn, status: Status) -> Filter:
+def filter_of(fields: schema.CancelIn, status: Status) -> Filter:
+    namespace = None if fields.namespace == "*" else fields.namespace
     return Filter(
-        namespace=None if asked.namespace is None else wire.check_namespace(asked.namespace, "namespace"),
-        id=None if asked.id is None else wire.check_id(asked.id, "id"),
+        namespace=None if namespace is None else wire.check_namespace(namespace, "namespace"),
+        id=None if fields.id is None else wire.check_id(fields.id, "id"),
         status=status,
-        correlation_id=asked.correlation_id,
-        execute_after=_time_of(asked.execute_after, "executeAfter"),
-        execute_before=_time_of(asked.execute_before, "executeBefore"),
+        correlation_id=fields.correlation_id,
+        execute_after=_time_of(fields.execute_after, "executeAfter"),
+        execute_before=_time_of(fields.execute_before, "executeBefore"),
     )
 
 
-def _time_of(text: str | None, field: str) -> int | None:
+def _time_of(text: str | None, field: str) -> Instant | None:
     return None if text is None else parse_time(text, field)
 
 
-def place_of(cursor: str | None, filter: Filter) -> Place | None:
+def decode_cursor(cursor: str | None, filter: Filter) -> Cursor | None:
     if cursor is None:
         return None
     try:
-        place = _place_decoder.decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        if place.order is filter.order and abs(place.value) < 1 << 62 and abs(place.mark) < 1 << 62:
-            return place
+        position = _cursor_decoder.decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        if position.order is filter.order and abs(position.value) < 1 << 62:
+            return position
     except (msgspec.MsgspecError, binascii.Error, ValueError, RecursionError):
         pass
-    raise InvalidInput("cursor", "must be the nextCursor of a page with the same filters")
+    raise InvalidCursor
 
 
 def retention_of(text: str) -> int:
     if text == "forever":
         return FOREVER_MS
-    ms = parse_duration(text, "retention")
+    try:
+        ms = parse_duration(text, "retention")
+    except InvalidInput:
+        ms = 0
     if ms < SECOND_MS:
-        raise InvalidInput("retention", "must be at least 1s, or forever")
+        raise InvalidInput("retention", "must be a duration of at least 1s, like 12h or 30d, or forever")
     return ms
 
 
-# From what the service gives to what clients read.
+# From the model to responses.
 
 
 def shown_timer(timer: Timer) -> schema.Timer:
     definition = timer.definition
     target = definition.target
     http = target if isinstance(target, HttpTarget) else None
-    return schema.Timer(  # in the order of its fields: twenty names cost as much as all the rest of it
+    return schema.Timer(  # positional: twenty keywords would double the cost
         timer.id,
         timer.namespace,
         format_time(timer.execute_at),
@@ -192,7 +197,7 @@ def shown_timer(timer: Timer) -> schema.Timer:
     )
 
 
-def shown_namespace(namespace: Namespace, now: int) -> schema.Namespace:
+def shown_namespace(namespace: Namespace, now: Instant) -> schema.Namespace:
     kept_ms = namespace.retention_ms
     return schema.Namespace(
         name=namespace.name,
@@ -235,7 +240,17 @@ def shown_attempt(timer: Timer, attempt: Attempt) -> schema.Attempt:
 
 
 def shown_count(counted: Counted) -> schema.Count:
-    return schema.Count(counted.timers, counted.more)
+    return schema.Count(counted.timers, counted.more, counted.estimated)
+
+
+def shown_abilities(abilities: Abilities) -> schema.Abilities:
+    return schema.Abilities(
+        orders=[order for order in Order if order in abilities.orders],
+        offset_max=abilities.offset_max,
+        counts_exactly=abilities.counts_exactly,
+        expires_history=abilities.expires_history,
+        time_source=abilities.time_source,
+    )
 
 
 def shown_point(point: Point) -> schema.Point:
@@ -251,23 +266,23 @@ def shown_point(point: Point) -> schema.Point:
 
 
 def unowned_of(instances: Sequence[Instance], shards: int) -> list[int]:
-    """The shards that none of these owns."""
+    """The shards that none of these instances owns."""
     owned = {shard for instance in instances for shard in instance.shards}
     return [shard for shard in range(shards) if shard not in owned]
 
 
-def overdue_of(instances: Sequence[Instance]) -> dict[Reason, int]:
-    """How many timers are overdue at all of these, by reason."""
+def overdue_of(instances: Sequence[Instance]) -> dict[str, int]:
+    """The overdue timers of these instances together, by reason."""
     counts = Counter[str]()
     for instance in instances:
         counts.update(instance.about.overdue)
     return {reason: counts[reason] for reason in Reason if counts[reason]}
 
 
-def cursor_of(place: Place | None) -> str | None:
-    """The place where a page ended, as text that nobody needs to understand."""
-    return None if place is None else base64.urlsafe_b64encode(_encode(place)).decode().rstrip("=")
+def encode_cursor(position: Cursor | None) -> str | None:
+    """The end of a page as an opaque string."""
+    return None if position is None else base64.urlsafe_b64encode(_encode(position)).decode().rstrip("=")
 
 
-def _time(at: int | None) -> str | None:
+def _time(at: Instant | None) -> str | None:
     return None if at is None else format_time(at)

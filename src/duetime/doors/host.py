@@ -1,56 +1,56 @@
-"""What a connection and the server that has it need of each other, and of the application behind them."""
+"""The interfaces between a connection, its server, and the application that handles requests."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Protocol
 
-from duetime.doors.admission import Admission, Connection
-from duetime.doors.budget import Budget
+from duetime.batched_writes import BatchedWrites
+from duetime.doors.body_budget import BodyBudget
+from duetime.doors.connection_limits import Connection, ConnectionLimits
 from duetime.doors.http import Request, Response
-from duetime.writing import Sweep
 
 
 class Application(Protocol):
-    """Who answers."""
+    """Handles requests."""
 
     async def answer(self, request: Request) -> Response | None:
-        """The answer to a request, whatever becomes of it; None when nobody waits for one."""
+        """Handle a request; never raises. None if the client has left."""
 
     def refusal(self, error: Exception, path: str) -> Response:
-        """The answer to what is not a request; its path, as far as that is known."""
+        """The response to bytes that are not a valid request; ``path`` is what is known of its path."""
 
 
 class Served(Connection, Protocol):
-    """A connection."""
+    """A connection, as the server sees it."""
 
-    def look(self) -> None:
-        """Close it if it has stood still for too long or is sent to too slowly."""
+    def check_timeouts(self) -> None:
+        """Close the connection if it was idle for too long or the client sends or reads too slowly."""
 
     def finish(self) -> None:
-        """Close it if it has no request; a stream that nobody reads is not waited for."""
+        """Close the connection if it has no request, or if its client does not read the stream."""
 
     def abort(self) -> asyncio.Task[None] | None:
-        """End it now; its task, if there is one, has been canceled."""
+        """Close the connection now; returns its task, which is canceled, if there is one."""
 
 
 class Host(Protocol):
-    """Who has the connections."""
+    """The server, as its connections see it."""
 
     application: Application
-    admission: Admission
-    bodies: Budget
-    anonymous_bodies: Budget
-    """Of connections without a valid key or session."""
+    admission: ConnectionLimits
+    bodies: BodyBudget
+    anonymous_bodies: BodyBudget
+    """The budget for connections without a valid key or session."""
     buffer: memoryview
-    """What connections read into, one after the other."""
+    """The read buffer, shared by all connections."""
     small_buffer: memoryview
-    """The beginning of it, where no body is asked for."""
+    """The beginning of the buffer, used while no handler waits for a body."""
     date: bytes
-    """For the heads of answers."""
+    """The value of the Date header."""
     stopping: bool
-    writes: Sweep
+    writes: BatchedWrites
 
-    def came(self, connection: Served, now: float) -> None: ...
+    def connected(self, connection: Served, now: float) -> None: ...
 
-    def left(self, connection: Served) -> None: ...
+    def disconnected(self, connection: Served) -> None: ...

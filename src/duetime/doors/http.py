@@ -1,7 +1,7 @@
-"""HTTP in: requests and answers as the doors see them, routes and keys.
+"""Requests, responses, routes and API keys of the HTTP APIs.
 
-What goes wrong below a door (an unknown path, a wrong method, a body over the limit, a bug) is
-answered by the door that owns the path, in its own error shape.
+Each API formats its own errors. That includes errors that no handler raises, such as an unknown path, a wrong method or
+an invalid request: the API that owns the path formats them.
 """
 
 from __future__ import annotations
@@ -10,24 +10,28 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
-from duetime.doors.budget import Budget
-from duetime.doors.heads import Framing, Header
+from duetime.doors import wire
+from duetime.doors.body_budget import BodyBudget
+from duetime.doors.http_heads import Framing, Header
 from duetime.errors import DuetimeError, InvalidInput, PayloadTooLarge
+from duetime.model import DEFAULT_NAMESPACE
 
 log = logging.getLogger(__name__)
 
 QUERY_FIELDS_MAX = 64
 PATH_CHARS_LOGGED_MAX = 200
+PATH_CHARS_COMPARED_MAX = 64
 PIECE_BYTES_MIN, GATHERED_BYTES_MAX = 4 * 1024, 64 * 1024
-"""Smaller pieces of a body are gathered up to this size: an object for each would take many times their bytes."""
+"""Small pieces of a body are joined up to this size: an object for each would take many times their bytes."""
 JSON = (b"content-type", b"application/json")
 
 
 def guards(policy: str) -> tuple[Header, ...]:
-    """What tells browsers to do no more with an answer than its Content-Security-Policy says."""
+    """The headers that limit what browsers do with a response to what the Content-Security-Policy allows."""
     return (
         (b"content-security-policy", policy.encode()),
         (b"x-content-type-options", b"nosniff"),
@@ -36,46 +40,50 @@ def guards(policy: str) -> tuple[Header, ...]:
 
 
 GUARDS = guards("default-src 'none'; frame-ancestors 'none'")
-"""On everything that is not a page: nothing in it is to be run or shown by others."""
+"""For everything except pages: browsers run nothing in it, and no page can embed it."""
 DATA_GUARDS = (*GUARDS, (b"cache-control", b"no-store"))
-"""On everything that is not a file: no cache keeps it, of a browser or of a proxy."""
+"""For everything except files: no browser or proxy caches it."""
+
+
+NO_KEY = "unauthorized: send the API key as X-API-Key or Authorization: Bearer"
+WRONG_KEY = "unauthorized: invalid API key"
 
 
 class NotFound(DuetimeError):
-    def __init__(self) -> None:
-        super().__init__("there is nothing at this path")
+    def __init__(self, message: str = "this path does not exist; /docs describes the API") -> None:
+        super().__init__(message)
 
 
 class MethodNotAllowed(DuetimeError):
     def __init__(self, allowed: Sequence[str]) -> None:
-        super().__init__(f"this path takes {', '.join(allowed)}")
+        super().__init__(f"this path allows only {', '.join(allowed)}")
         self.allowed = allowed
 
 
 class Unauthorized(DuetimeError):
-    def __init__(self, message: str = "unauthorized") -> None:
+    def __init__(self, message: str = NO_KEY) -> None:
         super().__init__(message)
 
 
 class Forbidden(DuetimeError):
-    """The request must not come from where it comes from."""
+    """The page or host name that the request comes from is not allowed."""
 
 
 class TooManyWrongKeys(DuetimeError):
     def __init__(self, wait_seconds: int) -> None:
         super().__init__(
-            f"too many wrong API keys came from this address: wait {wait_seconds} s; the right key works at once"
+            f"too many wrong API keys from this address: wait {wait_seconds} s; the right key works at once"
         )
         self.wait_seconds = wait_seconds
 
 
 class TooBusy(DuetimeError):
-    """A limit on what is served at the same time is reached."""
+    """A concurrency limit is reached."""
 
 
 class TooSlow(DuetimeError):
     def __init__(self) -> None:
-        super().__init__("the request came too slowly")
+        super().__init__("the request body arrived too slowly")
 
 
 class UnknownCoding(DuetimeError):
@@ -84,19 +92,19 @@ class UnknownCoding(DuetimeError):
 
 
 class Gone(Exception):
-    """The client left: there is nobody to answer."""
+    """The client left: nobody waits for a response."""
 
 
 class Connection(Protocol):
-    """What a request tells the connection that it came on."""
+    """The connection of a request, as the request sees it."""
 
     address: str
     signed_in: bool
     lost: bool
 
     @property
-    def budget(self) -> Budget:
-        """What the bodies of its requests count against."""
+    def budget(self) -> BodyBudget:
+        """The budget for the bodies of its requests."""
 
     def sign_in(self) -> None:
         """A request carried a valid key or session. Called once."""
@@ -106,11 +114,11 @@ class Connection(Protocol):
 
 
 NO_FRAMING = Framing()
-NO_ROOM = "the service holds as many request bodies as it can; try again"
+NO_ROOM = "the memory for request bodies is used up (DUETIME_MAX_BODIES_BYTES); try again"
 
 
 class Request:
-    """One request: its route's path parameters, its query, its headers, and its body as it comes."""
+    """One request: path parameters, query, headers, and the body as it arrives."""
 
     __slots__ = (
         *(
@@ -144,32 +152,32 @@ class Request:
         self.query_string = query_string
         self.headers = headers
         self.parameters: tuple[str, ...] = ()
-        self.last = False  # of its connection
-        self.old = False  # of HTTP/1.0
-        self.whole = False  # its body has come
-        self.answered = False  # whatever comes is dropped
+        self.last = False  # the connection is closed after the response
+        self.old = False  # HTTP/1.0
+        self.whole = False  # the whole body has arrived
+        self.answered = False  # the rest of the body is dropped
         self._connection = connection
         self._framing = framing
         self._pieces: list[bytes | bytearray] = []
         self._fed = 0
-        self._held = 0  # of the budget
-        self._budget: Budget | None = None
-        self._broken: Exception | None = None  # why the rest of the body will not come
+        self._held = 0  # bytes of the budget
+        self._budget: BodyBudget | None = None
+        self._broken: Exception | None = None  # why the rest of the body will not arrive
         self._waiting: asyncio.Future[None] | None = None
 
     @property
     def announced(self) -> int:
-        """How many bytes the head says the body has."""
+        """The Content-Length; 0 without one."""
         return self._framing.announced
 
     @property
     def gone(self) -> bool:
-        """Whether nobody waits for an answer any more."""
+        """Whether the client has left."""
         return self._connection is not None and self._connection.lost
 
     @property
     def fed(self) -> int:
-        """How many bytes of the body have come."""
+        """How many bytes of the body have arrived."""
         return self._fed
 
     def header(self, name: bytes) -> bytes | None:
@@ -179,7 +187,7 @@ class Request:
         return None
 
     def query(self) -> dict[str, str]:
-        """The query's parameters, each given at most once."""
+        """The query parameters; raises if one is given more than once."""
         try:
             pairs = parse_qsl(
                 self.query_string.decode("ascii"),
@@ -188,27 +196,34 @@ class Request:
                 max_num_fields=QUERY_FIELDS_MAX,
             )
         except (UnicodeError, ValueError) as error:
-            raise InvalidInput("query", "is not a valid query string") from error
+            raise InvalidInput(
+                "query", f"must be percent-encoded UTF-8 with at most {QUERY_FIELDS_MAX} parameters"
+            ) from error
         query: dict[str, str] = {}
         for name, value in pairs:
             if name in query:
-                raise InvalidInput(name, "is given twice")
+                raise InvalidInput(name, "must be given only once")
             query[name] = value
         return query
 
+    def check_query(self, known: Sequence[str] = ()) -> None:
+        """Raise if the query has a parameter that is not one of these."""
+        for name in self.query() if self.query_string else ():
+            if name not in known:
+                raise wire.unknown_name(name, known, "query parameter")
+
     def prefers_minimal(self) -> bool:
-        """Whether the client wants no more of an answer than it needs (RFC 7240); the first that it says of that
-        counts."""
-        said = b",".join(value for name, value in self.headers if name == b"prefer").lower()
-        for preference in said.split(b","):
+        """Whether the client prefers a minimal response (RFC 7240); the first preference counts."""
+        preferences = b",".join(value for name, value in self.headers if name == b"prefer").lower()
+        for preference in preferences.split(b","):
             name, _, value = preference.partition(b";")[0].partition(b"=")
             if name.strip() == b"return":
                 return value.strip().strip(b'"') == b"minimal"
         return False
 
     async def body(self, bytes_max: int) -> bytes:
-        """The whole body, refused as soon as it is known to be over ``bytes_max`` or over the budget. The request holds
-        its bytes of the budget until it is ``over``."""
+        """Wait for the whole body; raises as soon as it exceeds ``bytes_max`` or the budget. The request holds its
+        bytes of the budget until ``release``."""
         announced, coding = self._framing
         if coding:
             raise UnknownCoding(coding)
@@ -228,7 +243,7 @@ class Request:
                 self._held = fed
             if self.whole:
                 pieces, self._pieces = self._pieces, []
-                return b"".join(pieces)  # the piece itself, if there is but one
+                return b"".join(pieces)  # not a copy if there is only one piece
             if self._broken is not None or connection is None:
                 raise self._broken or Gone
             self._waiting = asyncio.get_running_loop().create_future()
@@ -237,7 +252,7 @@ class Request:
 
     @property
     def address(self) -> str:
-        """Where it comes from, or the last proxy on its way."""
+        """The address of the client, or of the last proxy."""
         return "" if self._connection is None else self._connection.address
 
     def sign_in(self) -> None:
@@ -246,10 +261,10 @@ class Request:
         if connection is not None and not connection.signed_in:
             connection.sign_in()
 
-    # For whoever reads the connection.
+    # Called by the connection.
 
-    def again(self, body: bytes) -> Request:
-        """Another request with the same head, whose body has come already."""
+    def with_body(self, body: bytes) -> Request:
+        """A new request with the same head and this whole body."""
         head = self.method, self.path, self.raw_path, self.query_string, self.headers
         other = Request(*head, self._connection, self._framing)
         other._pieces.append(body)
@@ -257,17 +272,17 @@ class Request:
         other.whole = True
         return other
 
-    def has(self, body: bytes) -> bool:
-        """Whether this is what has come of its body."""
+    def has_body(self, body: bytes) -> bool:
+        """Whether exactly these bytes of the body have arrived."""
         return b"".join(self._pieces) == body
 
     @property
     def waits(self) -> bool:
-        """Whether somebody waits for the rest of the body."""
+        """Whether the handler waits for the rest of the body."""
         return self._waiting is not None and not self._waiting.done()
 
     def feed(self, piece: bytes) -> int:
-        """A piece of the body came; how much of it there is now."""
+        """Add a piece of the body; returns how many bytes have arrived."""
         self._fed += len(piece)
         if not self.answered:
             pieces = self._pieces
@@ -281,21 +296,21 @@ class Request:
         return self._fed
 
     def end(self) -> None:
-        """The body is whole."""
+        """The whole body has arrived."""
         self.whole = True
         self._wake()
 
     def leave(self) -> None:
-        """There will be no more of it."""
+        """The client left: the rest of the body will not arrive."""
         self.fail(Gone())
 
     def fail(self, error: Exception) -> None:
-        """Have its reader raise this, unless the body is whole."""
+        """Make the handler's wait for the body raise this error."""
         self._broken = error
         self._wake()
 
-    def over(self) -> None:
-        """It is answered, or nobody waits for an answer: whatever comes from here on is dropped."""
+    def release(self) -> None:
+        """The request is handled, or its client has left: free the body and drop the rest of it."""
         self.answered = True
         self._pieces = []
         if self._budget is not None:
@@ -309,7 +324,7 @@ class Request:
 
 
 class Response:
-    __slots__ = ("body", "guards", "headers", "status")
+    __slots__ = ("body", "guards", "headers", "location", "status")
 
     def __init__(
         self,
@@ -322,10 +337,11 @@ class Response:
         self.body = body
         self.headers = headers
         self.guards = guards
+        self.location = b""  # of the created resource; not in ``headers``, which are few and cached
 
 
 class Stream(Response):
-    """An answer whose body comes piece by piece, until there are no more or the client leaves."""
+    """A response whose body is sent piece by piece, until there are no more or the client leaves."""
 
     __slots__ = ("pieces",)
 
@@ -338,24 +354,24 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Door(Protocol):
-    """What the application needs of a door."""
+    """An API."""
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         """Handlers by path and method; a path segment ``{}`` is a parameter."""
 
     def refusal(self, error: Exception) -> Response:
-        """The answer for an error that a handler raised, in the door's shape."""
+        """The response for an error, in the format of this API."""
 
 
 class Guard(Protocol):
-    """Judges every request before a handler sees it."""
+    """Checks every request before its handler."""
 
     def check(self, request: Request) -> None:
-        """Raise for a request that is refused."""
+        """Raise if the request is not allowed."""
 
 
 class Sessions(Protocol):
-    """Tells the cookie of somebody who has signed in from any other."""
+    """Checks session cookies."""
 
     async def holds(self, request: Request) -> bool: ...
 
@@ -364,11 +380,11 @@ class WrongKeys(Protocol):
     """Counts wrong keys."""
 
     def note(self, address: str) -> int:
-        """An address sent a wrong key: for how many seconds it must send no other; 0 if it may."""
+        """Count a wrong key of this address; returns for how many seconds it has to wait, or 0."""
 
 
 class Keys:
-    """Tells a caller with the API key, or signed in with it, from one without."""
+    """Checks whether a request has the API key or a session."""
 
     def __init__(
         self, api_key: str | None, sessions: Sessions | None = None, wrong_keys: WrongKeys | None = None
@@ -388,39 +404,41 @@ class Keys:
         else:
             self.check_key(given or b"", request)
 
-    def check_key(self, given: bytes, request: Request, message: str = "unauthorized") -> None:
-        """Sign the request in if this is the key. The right one is never made to wait for the wrong ones."""
+    def check_key(self, given: bytes, request: Request) -> None:
+        """Sign the request in if this is the key. The right key never waits because of wrong ones."""
         if self._is_right(given):
             if self.needed:
                 request.sign_in()
             return
         if given and self._wrong_keys is not None and (wait_seconds := self._wrong_keys.note(request.address)):
             raise TooManyWrongKeys(wait_seconds)
-        raise Unauthorized(message)
+        raise Unauthorized(WRONG_KEY if given else NO_KEY)
 
     def has_key(self, request: Request) -> bool:
-        """Whether the request carries the key, or needs none."""
+        """Whether the request carries the key, or no key is needed."""
         return self._is_right(_given(request))
 
     def _is_right(self, given: bytes | None) -> bool:
         return self._key is None or (given is not None and hmac.compare_digest(given, self._key))
 
 
-def locked(keys: Keys, handler: Handler) -> Handler:
-    """The handler, for callers with the key or a session."""
+def locked(keys: Keys, handler: Handler, parameters: Sequence[str] = ()) -> Handler:
+    """Wrap a handler so that requests need the key or a session, and may have only these query ``parameters``."""
 
     async def checked(request: Request) -> Response:
-        if keys.has_key(request):  # Nearly all have it: for them there is no coroutine but the handler's.
+        if keys.has_key(request):  # Nearly all requests have it; this saves them a coroutine.
             request.sign_in()
         else:
             await keys.check(request)
+        if request.query_string:
+            request.check_query(parameters)
         return await handler(request)
 
     return checked
 
 
 def _given(request: Request) -> bytes | None:
-    """The key that the request carries, right or wrong; None without a header for one."""
+    """The key that the request carries, valid or not; None without a header for it."""
     given = request.header(b"x-api-key")
     if given is None and (authorization := request.header(b"authorization")) is not None:
         scheme, _, token = authorization.partition(b" ")
@@ -429,12 +447,12 @@ def _given(request: Request) -> bytes | None:
 
 
 class Application:
-    """All doors together: finds the door and the handler of a request."""
+    """All APIs together: finds the handler of a request."""
 
     def __init__(
         self, doors: Sequence[Door], *, fallback: Door, under: Mapping[str, Door], guard: Guard | None = None
     ) -> None:
-        """``fallback`` answers for paths that nobody has, except those below a prefix in ``under``."""
+        """``fallback`` formats the errors of unknown paths, except those below a prefix in ``under``."""
         self._guard = guard
         self._fixed: dict[str, tuple[Door, dict[str, Handler]]] = {}
         self._shaped: list[tuple[list[str], Door, dict[str, Handler]]] = []
@@ -453,7 +471,7 @@ class Application:
             door, methods = self._find(request)
             if self._guard is not None:
                 self._guard.check(request)
-            # A HEAD is a GET whose body the server leaves out.
+            # A HEAD is a GET; the connection omits the body of the response.
             handler = methods.get("GET" if request.method == "HEAD" else request.method)
             if handler is None:
                 raise MethodNotAllowed(sorted(methods))
@@ -469,7 +487,7 @@ class Application:
             return response
 
     def refusal(self, error: Exception, path: str) -> Response:
-        """The answer to what is not a request, in the shape of the door that has the path, as far as it is known."""
+        """The response to an invalid request, in the format of the API that owns the path, as far as that is known."""
         return self._door_of(path).refusal(error)
 
     def _door_of(self, path: str) -> Door:
@@ -482,9 +500,7 @@ class Application:
             return fixed
         segments = raw_path.decode("ascii", "replace").split("/")
         for shape, door, methods in self._shaped:
-            if len(shape) == len(segments) and all(
-                s in ("{}", given) for s, given in zip(shape, segments, strict=True)
-            ):
+            if _fits(shape, segments):
                 try:
                     request.parameters = tuple(
                         unquote_to_bytes(given).decode() for s, given in zip(shape, segments, strict=True) if s == "{}"
@@ -492,7 +508,41 @@ class Application:
                 except UnicodeDecodeError:
                     raise NotFound from None
                 return door, methods
-        raise NotFound
+        raise self._not_found(segments)
+
+    def _not_found(self, segments: list[str]) -> NotFound:
+        *others, last = segments
+        path = "/".join(others)
+        if not last and (path in self._fixed or any(_fits(shape, others) for shape, _, _ in self._shaped)):
+            shown = path if len(path) <= PATH_CHARS_LOGGED_MAX else path[: PATH_CHARS_LOGGED_MAX - 1] + "…"
+            return NotFound(f"this path ends with a slash and does not exist; did you mean {shown}?")
+        whole = "/".join(segments)
+        near = self._with_default(segments) if len(whole) <= PATH_CHARS_LOGGED_MAX else None
+        near = near or self._similar(whole)
+        return NotFound(f"this path does not exist; did you mean {near}?") if near else NotFound()
+
+    def _with_default(self, segments: list[str]) -> str | None:
+        """The path with the default namespace, if only the namespace is missing."""
+        for at in range(len(segments)):
+            path = [*segments[:at], DEFAULT_NAMESPACE, *segments[at:]]
+            if any(_fits(shape, path) for shape, _, _ in self._shaped):
+                return "/".join(path)
+        return None
+
+    def _similar(self, path: str) -> str | None:
+        """The path whose last segment is similar, and whose other segments are most similar."""
+        if len(path) > PATH_CHARS_COMPARED_MAX:
+            return None
+        last = path.rpartition("/")[2]
+        known = [one for one in self._fixed if get_close_matches(last, [one.rpartition("/")[2]], 1, 0.8)]
+        return next(iter(get_close_matches(path, known, 1)), None)
+
+
+def _fits(shape: list[str], segments: list[str]) -> bool:
+    """Whether a path has this shape. A parameter is never empty."""
+    return len(shape) == len(segments) and all(
+        given if s == "{}" else s == given for s, given in zip(shape, segments, strict=True)
+    )
 
 
 def shown_path(request: Request) -> str:

@@ -1,180 +1,274 @@
-"""The OpenAPI 3.1 document of an HTTP API, generated from its operations and from the types that these name.
+"""The OpenAPI 3.1 document of an HTTP API, generated from its operations, the types that these name, and its texts.
 
-Nothing is written twice: paths, bodies and answers are what the door registers, constraints are those of the types.
-What only the code checks is said in words, in the descriptions of the types and in those here.
+Nothing is written twice: paths, bodies and responses are those that the door registers, constraints those of the types.
+Rules that only the code checks are in the descriptions of the types and in the texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
-from duetime.doors import durable_schema as schema
-from duetime.doors.operation import Operation, Parameter
+from duetime.doors.examples import Json, example_of
+from duetime.doors.operation import Operation, Parameter, Text
 
-Json = dict[str, Any]
-
-ALWAYS = (401, 403, 429, 500, 503)
-"""The errors that any operation can answer with."""
-
+_LOCATION = {"description": "the path of what was created", "schema": {"type": "string", "format": "uri-reference"}}
 _REF = "#/components/schemas/{name}"
-_PUBLIC_NAMES = {"CamelRetryPolicy": "RetryPolicy"}
-"""What a type is called in the document, where its name in the code tells it from a twin that is not in it."""
-
-_ABOUT = """\
-Durable timers that call you back: make a timer, and at its time Duetime calls your URL, at least once, and again
-until your answer says that it is done.
-
-Every request needs the key of the service, as X-API-Key or as Authorization: Bearer; when both are given the first
-one counts. Every error has the shape of Failure, whose "error" is a code for programs.
-
-A request body is one strict JSON object in UTF-8: no key twice in an object, no character U+0000 in any text, no
-number beyond ±1.8e308, at most 64 levels. Fields that are not known are ignored. A body is at most 256 KiB and a
-batch 16 MiB, unless the settings say otherwise.
-
-Times are printed in UTC with milliseconds. Durations are whole numbers with units, the larger first: 500ms, 30s,
-10m, 24h, 1h30m, 7d.
-
-A HEAD is answered like the GET of its path, without the body."""
-
-_TAGS = {
-    "timers": "One promise each: call this target, with this payload, at this time. A timer is reached by its path or, "
-    "in the other style, by a request body that names it (create, get, update, delete).",
-    "namespaces": "Scopes of ids, each with its own retention, weight and signing secrets, that can be paused.",
-    "overview": "How the service is doing, for people who look.",
-    "cluster": "Who takes part.",
-}
-
-_ANSWERS = {200: "It is done.", 201: "It was made.", 204: "It is gone."}
-
-_REFUSALS: dict[int, tuple[str, str]] = {
-    400: (
-        "Invalid",
-        "The request breaks a rule: INVALID_INPUT, with the field in details, or UNKNOWN_NAMESPACE for a timer in a "
-        "namespace that was never made.",
-    ),
-    401: ("Unauthorized", "The key is missing or wrong: UNAUTHORIZED."),
-    403: (
-        "Forbidden",
-        "A service without keys (DUETIME_AUTH=none) was asked by a page of another site, or under a host name that is "
-        "not its own: FORBIDDEN.",
-    ),
-    404: (
-        "NotFound",
-        "What the path or the body names is not there: TIMER_NOT_FOUND, NAMESPACE_NOT_FOUND, SECRET_NOT_FOUND, or "
-        "NOT_FOUND for a path that is not UTF-8.",
-    ),
-    409: (
-        "Conflict",
-        "It is not in a state for this: TIMER_CONFLICT, NAMESPACE_CONFLICT (it exists with other parameters, or is not "
-        "finished and can't be replayed), TIMER_NOT_PENDING (it is executing or finished), or TOO_MANY_NAMESPACES.",
-    ),
-    408: ("TooSlow", "The body came too slowly: REQUEST_TIMEOUT."),
-    413: ("TooLarge", "The body is over the limit: PAYLOAD_TOO_LARGE."),
-    415: ("Compressed", "The body is compressed: UNSUPPORTED_ENCODING. Send it without a Content-Encoding."),
-    429: (
-        "TooManyWrongKeys",
-        "Many wrong keys came from this address: TOO_MANY_WRONG_KEYS. The right one works at once.",
-    ),
-    500: (
-        "InternalError",
-        "A fault of the service: INTERNAL_ERROR; or a row that it can't read: QUARANTINED. Its log has the details.",
-    ),
-    503: (
-        "Unavailable",
-        "The store can't answer now, or too many request bodies are in memory: UNAVAILABLE. Try again; a create with "
-        "an id can be repeated safely.",
-    ),
-}
-_REFUSAL_HEADERS: dict[int, Json] = {
-    401: {"WWW-Authenticate": {"description": "which scheme to use", "schema": {"type": "string"}}},
-    **{
-        status: {"Retry-After": {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 0}}}
-        for status in (429, 503)
-    },
-}
 
 
-def document(operations: Sequence[Operation], *, version: str) -> Json:
-    """The document that describes these operations, ready to be encoded."""
-    schemas = _Schemas(operations)
-    paths: dict[str, Json] = {}
-    for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas)
-    statuses = {status for operation in operations for status in _refused(operation)}
-    tags = dict.fromkeys(_tag(operation) for operation in operations)
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Duetime",
-            "version": version,
-            "summary": "Durable timers that call you back",
-            "description": _paragraphs(_ABOUT),
-            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        },
-        "servers": [{"url": "/", "description": "the service that this document came from"}],
-        "security": [{"apiKey": []}, {"bearer": []}],
-        "tags": [{"name": tag, "description": _TAGS.get(tag, tag)} for tag in tags],
-        "paths": paths,
-        "components": {
-            "schemas": schemas.components,
-            "responses": {_REFUSALS[status][0]: _refusal(status, schemas) for status in sorted(statuses)},
-            "securitySchemes": {
-                "apiKey": {
-                    "type": "apiKey",
-                    "in": "header",
-                    "name": "X-API-Key",
-                    "description": "the setting API_KEY, or the contents of the key file",
-                },
-                "bearer": {"type": "http", "scheme": "bearer", "description": "the same key, as a token"},
-            },
-        },
-    }
+class ErrorResponse(Struct, frozen=True):
+    """An error that operations have in common."""
+
+    name: str
+    description: str
+    headers: Json = {}
 
 
-class _Schemas:
-    """The JSON schemas of every type that the operations name, generated together so that they share components."""
+class About(Struct, frozen=True, kw_only=True):
+    """The document's title, description and tags."""
 
-    def __init__(self, operations: Sequence[Operation]) -> None:
-        types = list(dict.fromkeys(_types(operations)))
+    title: str
+    summary: str
+    description: str
+    contact: Json
+    license: Json
+    security: Mapping[str, Json]  # the ways to send the key; any one is enough
+    tags: Mapping[str, str]
+
+
+class Api(Struct, frozen=True, kw_only=True):
+    """What the operations of an API have in common."""
+
+    descriptions: Mapping[int, str]  # of the responses that operations name, by status
+    failure: type  # the body of every error
+    errors: Mapping[int, ErrorResponse]
+    error_examples: Sequence[tuple[int, str, Any]]  # the status, a name and the body
+    common_errors: Sequence[int]  # the errors of every operation with a key
+    parameters: Mapping[str, Any]
+    """The types of parameters, by name, or by the path segment before it and its name, which takes precedence. A query
+    parameter that is not listed has the type that its operation gives."""
+    names: Mapping[str, str]
+    """The names of types in the document, if they differ from those in the code."""
+
+
+def document(about: About, apis: Sequence[tuple[Api, Sequence[Operation]]], *, version: str) -> Json:
+    """The document that describes these operations."""
+    return _Document(about, apis).whole(version)
+
+
+class _Document:
+    def __init__(self, about: About, apis: Sequence[tuple[Api, Sequence[Operation]]]) -> None:
+        """The schemas of all types are generated together, so that they share components."""
+        self._about = about
+        self._operations = [(api, operation) for api, operations in apis for operation in operations]
+        self._names = {name: shown for api, _ in apis for name, shown in api.names.items()}
+        types = list(dict.fromkeys(self._types()))
         made, components = msgspec.json.schema_components(types, ref_template=_REF)
-        self._made = dict(zip(types, (_public(one) for one in made), strict=True))
+        self._made = dict(zip(types, (self._public(one) for one in made), strict=True))
+        request_components = self._request_components(components)
         extra = {kind.__name__: kind.also for kind in types if hasattr(kind, "also")}
-        self.components: dict[str, Json] = {}
-        for name in sorted(components, key=lambda name: _PUBLIC_NAMES.get(name, name)):
-            shown = _PUBLIC_NAMES.get(name, name)
-            self.components[shown] = _public(components[name]) | {"title": shown} | extra.get(name, {})
-            if "description" in self.components[shown]:
-                self.components[shown]["description"] = _one_line(self.components[shown]["description"])
+        self._schemas: dict[str, Json] = {}
+        for name in sorted(components, key=self._name):
+            shown = self._name(name)
+            schema = _plain(self._public(components[name]), in_request=name in request_components)
+            self._schemas[shown] = schema | {"title": shown} | extra.get(name, {})
+            if "description" in self._schemas[shown]:
+                self._schemas[shown]["description"] = _one_line(self._schemas[shown]["description"])
 
-    def of(self, kind: Any) -> Json:
+    def whole(self, version: str) -> Json:
+        about = self._about
+        paths: dict[str, Json] = {}
+        responses: dict[str, Json] = {}
+        for api, operation in self._operations:
+            paths.setdefault(operation.path, {})[operation.method.lower()] = self._operation(api, operation)
+            for status in _error_statuses(api, operation):
+                responses.setdefault(api.errors[status].name, self._error(api, status))
+        return {
+            "openapi": "3.1.0",
+            "info": {
+                "title": about.title,
+                "version": version,
+                "summary": about.summary,
+                "description": _paragraphs(about.description),
+                "contact": about.contact,
+                "license": about.license,
+            },
+            "servers": [{"url": "/", "description": "the service that this document came from"}],
+            "security": [{scheme: []} for scheme in about.security],
+            "tags": [{"name": tag, "description": text} for tag, text in about.tags.items()],
+            "paths": paths,
+            "components": {
+                "schemas": self._schemas,
+                "responses": dict(sorted(responses.items())),
+                "securitySchemes": dict(about.security),
+            },
+        }
+
+    def _types(self) -> Iterable[Any]:
+        for api, operation in self._operations:
+            yield api.failure
+            if operation.body is not None:
+                yield operation.body
+            yield from (kind for kind in operation.responses.values() if not isinstance(kind, Text | None))
+            yield from (_parameter_type(api, parameter) for parameter in operation.parameters)
+            yield from (kind for _, kind in _path_parameters(api, operation))
+
+    def _name(self, name: str) -> str:
+        """The name of this type in the document."""
+        return self._names.get(name, name)
+
+    def _request_components(self, components: Json) -> set[str]:
+        """The names of the components that requests use."""
+        found: set[str] = set()
+        names = [operation.body.__name__ for _, operation in self._operations if operation.body is not None]
+        while names:
+            name = names.pop()
+            if name not in found:
+                found.add(name)
+                names += [reference.rpartition("/")[2] for reference in _references(components[name])]
+        return found
+
+    def _public(self, part: Any) -> Any:
+        """A part of a schema whose references use the public names."""
+        if isinstance(part, dict):
+            return {
+                key: self._public_ref(value) if key == "$ref" else self._public(value) for key, value in part.items()
+            }
+        return [self._public(item) for item in part] if isinstance(part, list) else part
+
+    def _public_ref(self, reference: str) -> str:
+        path, _, name = reference.rpartition("/")
+        return f"{path}/{self._name(name)}"
+
+    def _schema(self, kind: Any) -> Json:
         """A schema to use in one place."""
         return dict(self._made[kind])
 
+    def _operation(self, api: Api, operation: Operation) -> Json:
+        described: Json = {
+            "operationId": _camel(operation.name),
+            "summary": operation.summary,
+            "description": _one_line(operation.description),
+            "tags": [operation.tag],
+        }
+        if not operation.needs_key:
+            described["security"] = []
+        parameters = [
+            self._parameter(name, "path", kind) | {"required": True} for name, kind in _path_parameters(api, operation)
+        ]
+        for given in operation.parameters:
+            described_by = {"description": given.description}
+            parameters.append(self._parameter(given.name, given.place, _parameter_type(api, given)) | described_by)
+        if parameters:
+            described["parameters"] = parameters
+        if operation.body is not None:
+            described["requestBody"] = {"required": True, "content": self._json(operation.body)}
+        described["responses"] = {
+            str(status): self._response(api, status, kind, operation.example if status < 300 else {})
+            for status, kind in operation.responses.items()
+        } | {
+            str(status): {"$ref": f"#/components/responses/{api.errors[status].name}"}
+            for status in sorted(_error_statuses(api, operation))
+        }
+        return described
 
-def _types(operations: Sequence[Operation]) -> Iterable[Any]:
-    yield schema.Failure
-    for operation in operations:
-        if operation.takes is not None:
-            yield operation.takes
-        yield from (kind for kind in operation.gives.values() if kind is not None)
-        yield from (_given_type(parameter) for parameter in operation.given)
-        yield from (kind for _, kind in _path_parameters(operation))
+    def _response(self, api: Api, status: int, kind: Any, values: Mapping[str, Any]) -> Json:
+        response: Json = {"description": api.descriptions[status]}
+        if status == 201:
+            response["headers"] = {"Location": _LOCATION}
+        if isinstance(kind, Text):
+            response["content"] = {
+                media_type: {"schema": {"type": "string"}, "example": text}
+                for media_type, text in kind.examples.items()
+            }
+        elif kind is not None:
+            response["content"] = self._json(kind, values)
+        return response
+
+    def _parameter(self, name: str, place: str, kind: Any) -> Json:
+        given = self._schema(kind)
+        parameter: Json = {"name": name, "in": place}
+        if "description" in given:
+            parameter["description"] = given.pop("description")
+        return parameter | {"schema": given}
+
+    def _error(self, api: Api, status: int) -> Json:
+        error = api.errors[status]
+        shown = {name: {"value": body} for of, name, body in api.error_examples if of == status}
+        content = {"application/json": {"schema": self._schema(api.failure), "examples": shown}}
+        response: Json = {"description": error.description, "content": content}
+        return response | ({"headers": error.headers} if error.headers else {})
+
+    def _json(self, kind: Any, values: Mapping[str, Any] = {}) -> Json:
+        schema = self._schema(kind)
+        example = example_of(schema, self._schemas) | self._shown(values)
+        return {"application/json": {"schema": schema, "example": example}}
+
+    def _shown(self, part: Any) -> Any:
+        """A part of an example, with an example of each type in it."""
+        if isinstance(part, Mapping):
+            return {key: self._shown(value) for key, value in part.items()}
+        if isinstance(part, list):
+            return [self._shown(item) for item in part]
+        return example_of(self._made[part], self._schemas) if isinstance(part, type) else part
 
 
-def _public(part: Any) -> Any:
-    """A part of a schema whose references use the public names."""
+def _path_parameters(api: Api, operation: Operation) -> list[tuple[str, Any]]:
+    """The parameters in the path with their types."""
+    types = api.parameters
+    found = []
+    for before, segment in pairwise(operation.path.split("/")):
+        if segment.startswith("{"):
+            name = segment[1:-1]
+            found.append((name, types.get(f"{before}/{segment}") or types[name]))
+    return found
+
+
+def _parameter_type(api: Api, parameter: Parameter) -> Any:
+    return api.parameters.get(parameter.name, parameter.type)
+
+
+def _error_statuses(api: Api, operation: Operation) -> set[int]:
+    """The statuses of the errors of the operation."""
+    return {*(api.common_errors if operation.needs_key else ()), *operation.errors} - {*operation.responses}
+
+
+def _references(part: Any) -> Iterable[str]:
     if isinstance(part, dict):
-        return {key: _public_ref(value) if key == "$ref" else _public(value) for key, value in part.items()}
-    return [_public(item) for item in part] if isinstance(part, list) else part
+        if "$ref" in part:
+            yield part["$ref"]
+        part = list(part.values())
+    if isinstance(part, list):
+        for item in part:
+            yield from _references(item)
 
 
-def _public_ref(reference: str) -> str:
-    path, _, name = reference.rpartition("/")
-    return f"{path}/{_PUBLIC_NAMES.get(name, name)}"
+def _plain(part: Any, *, in_request: bool) -> Any:
+    """The part of a schema in terms that client generators understand. Optional fields of requests do not allow null
+    here, although the code treats null as omitted; fields of responses may be null."""
+    if isinstance(part, list):
+        return [_plain(item, in_request=in_request) for item in part]
+    if not isinstance(part, dict):
+        return part
+    part = {key: _plain(value, in_request=in_request) for key, value in part.items()}
+    if part.get("anyOf", ())[1:] == [{"type": "null"}]:
+        value = part.pop("anyOf")[0]
+        if in_request:
+            part = value | {key: given for key, given in part.items() if key != "default"}
+        elif "type" in value:
+            part = value | part | {"type": [value["type"], "null"]}
+        else:
+            part["anyOf"] = [value, {"type": "null"}]
+    if "enum" in part:
+        part.setdefault("type", "string")
+    # The schemas tell the kinds apart; with a discriminator, clients in Rust send its field twice.
+    if part.pop("discriminator", None):
+        part["oneOf"] = part.pop("anyOf")
+    return part
 
 
 def _one_line(text: str) -> str:
@@ -183,76 +277,6 @@ def _one_line(text: str) -> str:
 
 def _paragraphs(text: str) -> str:
     return "\n\n".join(_one_line(paragraph) for paragraph in text.split("\n\n"))
-
-
-def _operation(operation: Operation, schemas: _Schemas) -> Json:
-    described: Json = {
-        "operationId": _camel(operation.name),
-        "summary": operation.summary,
-        "tags": [_tag(operation)],
-    }
-    parameters = [
-        _parameter(name, "path", kind, schemas) | {"required": True} for name, kind in _path_parameters(operation)
-    ]
-    for given in operation.given:
-        described_by = {"description": given.description}
-        parameters.append(_parameter(given.name, given.place, _given_type(given), schemas) | described_by)
-    if parameters:
-        described["parameters"] = parameters
-    if operation.takes is not None:
-        described["requestBody"] = {"required": True, "content": _json(schemas.of(operation.takes))}
-    described["responses"] = {
-        str(status): {"description": _ANSWERS[status]} | ({} if kind is None else {"content": _json(schemas.of(kind))})
-        for status, kind in operation.gives.items()
-    } | {
-        str(status): {"$ref": f"#/components/responses/{_REFUSALS[status][0]}"}
-        for status in sorted(_refused(operation))
-    }
-    return described
-
-
-def _parameter(name: str, place: str, kind: Any, schemas: _Schemas) -> Json:
-    given = schemas.of(kind)
-    parameter: Json = {"name": name, "in": place}
-    if "description" in given:
-        parameter["description"] = given.pop("description")
-    return parameter | {"schema": given}
-
-
-def _path_parameters(operation: Operation) -> list[tuple[str, Any]]:
-    """The parameters in the path with their types, which are those of the segment before them and the name, or of the
-    name alone."""
-    segments = operation.path.split("/")
-    found = []
-    for before, segment in pairwise(segments):
-        if segment.startswith("{"):
-            name = segment[1:-1]
-            found.append((name, schema.PARAMETERS.get(f"{before}/{segment}") or schema.PARAMETERS[name]))
-    return found
-
-
-def _given_type(parameter: Parameter) -> Any:
-    return schema.PARAMETERS.get(parameter.name, parameter.type)
-
-
-def _refusal(status: int, schemas: _Schemas) -> Json:
-    answer: Json = {"description": _REFUSALS[status][1], "content": _json(schemas.of(schema.Failure))}
-    if status in _REFUSAL_HEADERS:
-        answer["headers"] = _REFUSAL_HEADERS[status]
-    return answer
-
-
-def _refused(operation: Operation) -> set[int]:
-    return {*ALWAYS, *operation.refuses}
-
-
-def _json(content: Json) -> Json:
-    return {"application/json": {"schema": content}}
-
-
-def _tag(operation: Operation) -> str:
-    """What the operation is about: the first word of its path after the version."""
-    return operation.path.split("/")[3]
 
 
 def _camel(name: str) -> str:

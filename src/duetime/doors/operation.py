@@ -1,5 +1,5 @@
-"""One operation of an HTTP API: where it is, what it takes and gives, and who does it. Routes and documents are made
-from the same list of these."""
+"""One operation of an HTTP API: its path, request, responses and handler. The routes and the OpenAPI document are built
+from the same list of operations."""
 
 from __future__ import annotations
 
@@ -21,20 +21,27 @@ class Parameter(Struct, frozen=True):
     place: str = "query"
 
 
+class Text(Struct, frozen=True):
+    """A response that is text: an example in each media type."""
+
+    examples: Mapping[str, str]
+
+
 class Operation(Struct, frozen=True, kw_only=True):
     method: str
     path: str  # with its parameters in braces
+    tag: str
     name: str
     summary: str
+    description: str
     handler: Handler
-    takes: type | None = None
-    gives: Mapping[int, type | None]
-    given: Sequence[Parameter] = ()  # besides those in the path
-    refuses: Sequence[int] = ()  # the statuses of errors besides 401, 500 and 503
-
-    @property
-    def parameters(self) -> list[str]:
-        return re.findall(r"\{(\w+)\}", self.path)
+    body: type | None = None
+    responses: Mapping[int, Any]  # a type, a ``Text``, or None for an empty response
+    parameters: Sequence[Parameter] = ()  # besides those in the path
+    errors: Sequence[int] = ()  # the statuses of errors besides those of all operations with a key
+    needs_key: bool = True
+    example: Mapping[str, Any] = {}
+    """Values that replace those of the type in an example of the response. A type in it stands for its own example."""
 
 
 def routes(operations: Sequence[Operation]) -> dict[str, dict[str, Handler]]:

@@ -1,9 +1,9 @@
-"""Which page a browser sends a request for, and under which host names a service without keys may be asked.
+"""Protects against requests that web pages of other sites make through a user's browser.
 
-A browser sends requests to this machine for any page that its user opens. Two things give such a page away: headers
-that no page can set or leave out (``Sec-Fetch-Site``, ``Origin``), and the name in ``Host``. The name matters because
-a page can have its own name resolve to this machine (DNS rebinding); the browser then takes both for one site. A client
-that is not a browser sends neither header.
+Any page that a user opens can send requests to this machine. Two things reveal that: headers that no page can set or
+omit (``Sec-Fetch-Site``, ``Origin``), and the name in ``Host``. The name matters because a page can make its own name
+resolve to this machine (DNS rebinding); the browser then treats both as one site. Clients other than browsers send
+neither of these headers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from duetime.doors.http import Forbidden, Request
 SAFE_METHODS = ("GET", "HEAD")
 ANY_HOST = "*"
 HOST_CHARS_SHOWN = 80
+OTHER_SITE = (
+    "a page of another site sent this request; with DUETIME_AUTH=none, only this server's own pages may. Set "
+    "DUETIME_AUTH=key and send the API key"
+)
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]*)?").fullmatch
 
 
 def is_own_page(request: Request) -> bool:
-    """Whether a browser says that a page of this host sends the request."""
+    """Whether a browser states that a page of this host sends the request."""
     site = request.header(b"sec-fetch-site")
     if site is not None:
         return site == b"same-origin"
@@ -33,7 +37,7 @@ def is_own_page(request: Request) -> bool:
 
 
 def is_other_page(request: Request) -> bool:
-    """Whether a browser says that a page of another origin sends the request. Opening a link is not that."""
+    """Whether a browser states that a page of another origin sends the request; opening a link does not count."""
     site = request.header(b"sec-fetch-site")
     if site is None:
         return request.header(b"origin") is not None and not is_own_page(request)
@@ -43,43 +47,40 @@ def is_other_page(request: Request) -> bool:
 
 
 def _opens_page(request: Request) -> bool:
-    """Whether the browser shows the response in place of the page that it is on, which then can't read it."""
+    """Whether the browser navigates to the response; then the page that it leaves can't read it."""
     return request.header(b"sec-fetch-mode") == b"navigate" and request.header(b"sec-fetch-dest") == b"document"
 
 
 def _is_origin(origin: bytes, host: bytes | None) -> bool:
-    """Whether the origin has this host and port. Its scheme does not count: TLS may end at a proxy."""
+    """Whether the origin has this host and port. The scheme may differ, because TLS may end at a proxy."""
     try:
         parts = urlsplit(origin.decode("ascii"))
-        asked = (host or b"").decode("ascii").lower()
+        own = (host or b"").decode("ascii").lower()
     except ValueError:
         return False
-    return bool(parts.netloc) and asked in (parts.netloc, parts.netloc + _DEFAULT_PORTS.get(parts.scheme, ""))
+    return bool(parts.netloc) and own in (parts.netloc, parts.netloc + _DEFAULT_PORTS.get(parts.scheme, ""))
 
 
 class OriginGuard:
-    """Refuses what pages of other sites send to a service that asks for no key."""
+    """Rejects requests of other sites' pages to a server without an API key."""
 
     def __init__(self, host: str, allowed: Collection[str]) -> None:
-        """``host`` is the address that the service listens on. On all of them, each is a good name: a page can't be
-        given an address for its name."""
+        """``host`` is the address that the server listens on. If it listens on all, any address is allowed in Host:
+        DNS rebinding needs a name."""
         self._names = {"localhost", host, *allowed}
         self._any_address = host in ("0.0.0.0", "::")
 
     def check(self, request: Request) -> None:
         host = request.header(b"host")
-        # Every browser sends it.
+        # Every browser sends Host.
         if host is not None and not self._is_allowed(host.decode("latin-1")):
             shown = host[:HOST_CHARS_SHOWN].decode("ascii", "backslashreplace")
             raise Forbidden(
-                f"this service does not answer to the host name '{shown}' while DUETIME_AUTH=none; "
-                "add the name to DUETIME_ALLOWED_HOSTS, or set DUETIME_AUTH=key"
+                f"with DUETIME_AUTH=none, the host name '{shown}' is not allowed; "
+                "add it to DUETIME_ALLOWED_HOSTS, or set DUETIME_AUTH=key"
             )
         if is_other_page(request):
-            raise Forbidden(
-                "a browser sent this for a page of another site, and DUETIME_AUTH=none accepts only pages of this "
-                "service; set DUETIME_AUTH=key and send the API key from there"
-            )
+            raise Forbidden(OTHER_SITE)
 
     def _is_allowed(self, host: str) -> bool:
         if ANY_HOST in self._names:

@@ -1,4 +1,4 @@
-"""How the service is doing, for people who look: made once for all of them, and only when somebody asks."""
+"""The overview of the service, for the web page: computed on request, and cached for all clients."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ import msgspec
 from duetime.activity import STEP_SECONDS, Activity
 from duetime.doors import durable_schema as schema
 from duetime.doors.durable_values import overdue_of, shown_count, shown_instance, shown_point, unowned_of
-from duetime.model import HOUR_MS, MINUTE_MS, SECOND_MS, Status
+from duetime.instants import EPOCH, Instant
+from duetime.model import HOUR_MS, MINUTE_MS, Status
+from duetime.overdue import OVERDUE_MS
 from duetime.service import Counted, Service
-from duetime.store import Filter, Place
+from duetime.store import Cursor, Filter, Order
 from duetime.timetext import format_time
 
 OVERVIEW_SECONDS = 1.0
 FORECAST_SECONDS = 10.0
 FAILURES_SECONDS = 5.0
-"""For how long each is good enough for the next who asks."""
+"""For how long each part is cached."""
 FAILURES_MAX = 500
 FAILURES_PAGE = 100
 FAILURES_BYTES_MAX = 8 << 20
-"""Up to how many bytes of payloads are read along to see why timers fail."""
+"""The most bytes of payloads to read with the failed timers."""
 DESTINATIONS_MAX = 20
-OVERDUE_MS = SECOND_MS
 
 T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
 
 
-class _Kept(Generic[T]):
-    """A value that is good for a while."""
+class _Cached(Generic[T]):
+    """A value that is cached for a while."""
 
     def __init__(self, seconds: float, make: Callable[[], Awaitable[T]]) -> None:
         self._seconds = seconds
@@ -53,12 +54,12 @@ class Overview:
         self._activity = activity
         self._shards = shards
         self._one_at_a_time = asyncio.Lock()
-        self._whole = _Kept(OVERVIEW_SECONDS, self._make_whole)
-        self._forecast = _Kept(FORECAST_SECONDS, self._make_forecast)
-        self._failures = _Kept(FAILURES_SECONDS, self._make_failures)
+        self._whole = _Cached(OVERVIEW_SECONDS, self._make_whole)
+        self._forecast = _Cached(FORECAST_SECONDS, self._make_forecast)
+        self._failures = _Cached(FAILURES_SECONDS, self._make_failures)
 
     async def whole(self) -> bytes:
-        """The overview as JSON, as of now or a moment ago."""
+        """The overview as JSON, at most ``OVERVIEW_SECONDS`` old."""
         async with self._one_at_a_time:
             return await self._whole.at(self._service.clock.monotonic())
 
@@ -82,6 +83,7 @@ class Overview:
                 instances=[shown_instance(instance) for instance in instances],
                 shards=self._shards,
                 unowned=unowned_of(instances, self._shards),
+                estimated=not service.abilities.counts_exactly,
             )
         )
 
@@ -89,17 +91,19 @@ class Overview:
         now = self._service.clock.now()
         minutes = [now + n * MINUTE_MS for n in range(61)]
         hours = [now + n * HOUR_MS for n in range(25)]
-        overdue, _, *by_minute = await self._service.forecast([0, now - OVERDUE_MS, *minutes])
+        overdue, _, *by_minute = await self._service.forecast([EPOCH, now - OVERDUE_MS, *minutes])
         by_hour = await self._service.forecast(hours)
         return schema.Forecast(_stretches(minutes, by_minute), _stretches(hours, by_hour)), overdue
 
-    async def _make_failures(self) -> schema.Failures:
+    async def _make_failures(self) -> schema.Failures | None:
+        if Order.FINISHED not in self._service.abilities.orders:
+            return None
         found: dict[str, schema.DestinationFailures] = {}
         looked_at = read_bytes = 0
-        after: Place | None = None
+        after: Cursor | None = None
         while True:
             page = await self._service.page(Filter(status=Status.FAILED), FAILURES_PAGE, after)
-            for timer in page.timers:  # the latest first
+            for timer in page.timers:  # latest first
                 name = self._service.destination(timer)
                 if name not in found:
                     found[name] = schema.DestinationFailures(name, 0, timer.last_error, format_time(timer.updated_at))
@@ -112,6 +116,9 @@ class Overview:
                 return schema.Failures(looked_at, most[:DESTINATIONS_MAX])
 
 
-def _stretches(bounds: Sequence[int], counts: Sequence[Counted]) -> list[schema.Stretch]:
+def _stretches(bounds: Sequence[Instant], counts: Sequence[Counted]) -> list[schema.Stretch]:
     spans = zip(pairwise(bounds), counts, strict=True)
-    return [schema.Stretch(format_time(start), counted.timers, counted.more) for (start, _), counted in spans]
+    return [
+        schema.Stretch(format_time(start), counted.timers, counted.more, counted.estimated)
+        for (start, _), counted in spans
+    ]

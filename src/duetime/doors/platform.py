@@ -1,4 +1,4 @@
-"""The platform door: ``/timers`` and ``/health``, every answer ``{"code", "message", "data"}``."""
+"""The platform API: ``/timers`` and ``/health``; every response is ``{"code", "message", "data"}``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from duetime.doors import wire
 from duetime.doors.http import (
@@ -28,7 +28,28 @@ from duetime.doors.http import (
     locked,
 )
 from duetime.doors.off_loop import off_loop
-from duetime.doors.retry_policy import SnakeRetryPolicy, checked_policy
+from duetime.doors.operation import Operation, Parameter, routes
+from duetime.doors.platform_schema import (
+    KEY_CHARS_MAX,
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    OFFSET_MAX,
+    CreatePlatformTimer,
+    Health,
+    NatsCallback,
+    PlatformCanceled,
+    PlatformChanges,
+    PlatformFailure,
+    PlatformPage,
+    PlatformSummary,
+    PlatformTimer,
+    PlatformUpdated,
+    RefusedField,
+    ShownNatsCallback,
+    Success,
+    Unhealthy,
+)
+from duetime.doors.retry_policy import checked_policy
 from duetime.errors import (
     InvalidInput,
     PayloadTooLarge,
@@ -37,10 +58,11 @@ from duetime.errors import (
     TimerConflict,
     TimerNotFound,
     TimerNotPending,
+    Unsupported,
 )
 from duetime.identity import fingerprint_of, id_of_key
+from duetime.instants import Instant
 from duetime.model import (
-    ABSENT,
     DEFAULT_NAMESPACE,
     SECOND_MS,
     SINGLE_ATTEMPT,
@@ -60,74 +82,71 @@ from duetime.telemetry import Telemetry
 from duetime.timetext import format_time, parse_time
 
 AHEAD_MS_MIN = 5 * SECOND_MS
-LIMIT_DEFAULT, LIMIT_MAX = 50, 200
-OFFSET_MAX = 10**9
-KEY_LENGTH_MAX = 255
 HEALTH_TIMEOUT_SECONDS = 5.0
 
-SUCCESS, INTERNAL, INVALID, NOT_FOUND, UNAUTHORIZED = range(5)
+SUCCESS, INTERNAL, INVALID, NOT_FOUND, UNAUTHORIZED, UNSUPPORTED = range(6)
 
 
-class Callback(Struct):
-    type: str
-    topic: str | None = None
-    headers: dict[str, str] | None = None
-
-
-class Fields(Struct):
-    """What a create and an update have in common; null means the same as leaving a field out, except in a payload."""
-
-    execute_at: str | None = None
-    callback_url: str | None = None
-    callback_method: str | None = None
-    callback_headers: dict[str, str] | None = None
-    callback_payload: Raw = ABSENT
-    metadata: Raw = ABSENT
-    retry_policy: SnakeRetryPolicy | None = None
-    callback: Callback | None = None
-
-
-class Create(Fields):
-    idempotency_key: str | None = None
-
-
-_create_decoder = msgspec.json.Decoder(Create)
-_update_decoder = msgspec.json.Decoder(Fields)
-
-
-class Summary(Struct):
-    id: str
-    created_at: str
-    execute_at: str
-    callback_url: str | None
-    callback_method: str | None
-    status: Status
-    executed_at: str | None
-
-
-class Updated(Summary):
-    updated_at: str
-
-
-class Full(Updated):
-    callback_headers: dict[str, str] | None
-    callback_payload: Raw | None
-    last_error: str | None
-    metadata: Raw | None
-    callback: Callback | UnsetType = UNSET  # for NATS
-
-
-class Envelope(Struct):
-    code: int
-    message: str
-    data: Any
-
-
+_create_decoder = msgspec.json.Decoder(CreatePlatformTimer)
+_update_decoder = msgspec.json.Decoder(PlatformChanges)
 _encode = msgspec.json.Encoder().encode
 
 
-def _reply(status: int, code: int, message: str, data: object = None) -> Response:
-    return Response(status, _encode(Envelope(code, message, data)))
+def _ok(status: int, message: str, data: object) -> Response:
+    return Response(status, _encode(Success(SUCCESS, message, data)))
+
+
+def _refused(status: int, code: int, message: str, field: str | None = None) -> Response:
+    return Response(status, _encode(PlatformFailure(code, message, None if field is None else RefusedField(field))))
+
+
+def _created(timer: Timer) -> Response:
+    response = _ok(201, "timer created successfully", PlatformSummary(*_short(timer)))
+    response.location = b"/timers/" + timer.id.encode()
+    return response
+
+
+def refusal(error: Exception) -> Response:
+    """The response to an error, in the format of this API."""
+    match error:
+        case PayloadTooLarge():
+            return _refused(413, INVALID, str(error))
+        case Unsupported():
+            return _refused(400, UNSUPPORTED, str(error), error.field)
+        case InvalidInput(field="callback_subject"):
+            return _refused(400, INVALID, f"callback {error.reason}")  # The deliverer does not know this API's names.
+        case InvalidInput() | TimerNotPending():
+            return _refused(400, INVALID, str(error))
+        case TimerConflict():
+            return _refused(409, INVALID, str(error))
+        case TimerNotFound():
+            return _refused(404, NOT_FOUND, "timer not found")
+        case NotFound():
+            return _refused(404, NOT_FOUND, str(error))
+        case MethodNotAllowed():
+            response = _refused(405, INVALID, str(error))
+            response.headers = (JSON, (b"allow", ", ".join(error.allowed).encode()))
+            return response
+        case TooSlow():
+            return _refused(408, INVALID, str(error))
+        case UnknownCoding():
+            return _refused(415, INVALID, str(error))
+        case Unauthorized():
+            return _refused(401, UNAUTHORIZED, str(error))
+        case Quarantined():
+            return _refused(500, INTERNAL, str(error))
+        case Forbidden():
+            return _refused(403, UNAUTHORIZED, str(error))
+        case TooManyWrongKeys():
+            response = _refused(429, UNAUTHORIZED, str(error))
+            response.headers = (JSON, (b"retry-after", b"%d" % error.wait_seconds))
+            return response
+        case StoreError() | TooBusy():
+            reason = f"database error: {error.public}" if isinstance(error, StoreError) else str(error)
+            response = _refused(503, INTERNAL, reason)
+            response.headers = (JSON, (b"retry-after", b"1"))
+            return response
+    return _refused(500, INTERNAL, "internal error: see the server's log for details")
 
 
 class PlatformDoor:
@@ -138,85 +157,98 @@ class PlatformDoor:
         self._request_bytes_max = request_bytes_max
 
     def routes(self) -> dict[str, dict[str, Handler]]:
-        return {
-            "/timers": {"POST": locked(self._keys, self.create), "GET": locked(self._keys, self.list)},
-            "/timers/{}": {
-                "GET": locked(self._keys, self.get),
-                "PUT": locked(self._keys, self.update),
-                "DELETE": locked(self._keys, self.cancel),
-            },
-            "/health": {"GET": self.health},
-        }
+        return routes(self.operations())
+
+    def operations(self) -> list[Operation]:
+        def at(method: str, path: str, name: str, handler: Handler, summary: str, **more: Any) -> Operation:
+            known = [parameter.name for parameter in more.get("parameters", ())]
+            return Operation(
+                method=method,
+                path=path,
+                tag="platform",
+                name=name,
+                summary=summary,
+                description=handler.__doc__ or "",
+                handler=locked(self._keys, handler, known),
+                **more,
+            )
+
+        def health(path: str) -> Operation:
+            return Operation(
+                method="GET",
+                path=path,
+                tag="monitoring",
+                name=path[1:],
+                summary="Check that the store can be read and written",
+                description=self.health.__doc__ or "",
+                handler=self.health,
+                responses={200: Success[Health], 500: Unhealthy},
+                errors=(403,),
+                needs_key=False,
+                example={"message": "healthy"},
+            )
+
+        one = "/timers/{id}"
+        listed = [
+            Parameter("status", Status, "only timers with this status"),
+            Parameter("sort", Sort, "the field to sort by"),
+            Parameter("order", str, "descending or ascending"),
+            Parameter("limit", int, f"the page size: {LIMIT_DEFAULT} by default, at most {LIMIT_MAX}"),
+            Parameter("offset", int, "how many timers to skip"),
+        ]
+        return [
+            at("POST", "/timers", "platform_create", self.create, "Create a timer",
+               body=CreatePlatformTimer, responses={201: Success[PlatformSummary], 200: Success[PlatformSummary]},
+               errors=(400, 408, 409, 413, 415), example={"message": "timer created successfully"}),
+            at("GET", "/timers", "platform_list", self.list, "List timers",
+               responses={200: Success[PlatformPage]}, parameters=listed, errors=(400,)),
+            at("GET", one, "platform_get", self.get, "Get a timer",
+               responses={200: Success[PlatformTimer]}, errors=(400, 404)),
+            at("PUT", one, "platform_update", self.update, "Change a pending timer",
+               body=PlatformChanges, responses={200: Success[PlatformUpdated]}, errors=(400, 404, 408, 413, 415),
+               example={"message": "timer updated successfully"}),
+            at("DELETE", one, "platform_cancel", self.cancel, "Cancel a pending timer, and keep it",
+               responses={200: Success[PlatformCanceled]}, errors=(400, 404),
+               example={"message": "timer canceled successfully"}),
+            health("/health"),
+            health("/healthz"),
+        ]  # fmt: skip
 
     def refusal(self, error: Exception) -> Response:
-        match error:
-            case PayloadTooLarge():
-                return _reply(413, INVALID, str(error))
-            case InvalidInput(field="callback_subject"):
-                return _reply(400, INVALID, f"callback {error.reason}")  # what was refused further in has no topic
-            case InvalidInput() | TimerNotPending():
-                return _reply(400, INVALID, str(error))
-            case TimerConflict():
-                return _reply(409, INVALID, str(error))
-            case TimerNotFound() | NotFound():
-                return _reply(404, NOT_FOUND, str(error))
-            case MethodNotAllowed():
-                response = _reply(405, INVALID, str(error))
-                response.headers = (JSON, (b"allow", ", ".join(error.allowed).encode()))
-                return response
-            case TooSlow():
-                return _reply(408, INVALID, str(error))
-            case UnknownCoding():
-                return _reply(415, INVALID, str(error))
-            case Unauthorized():
-                return _reply(401, UNAUTHORIZED, str(error))
-            case Quarantined():
-                return _reply(500, INTERNAL, str(error))
-            case Forbidden():
-                return _reply(403, UNAUTHORIZED, str(error))
-            case TooManyWrongKeys():
-                response = _reply(429, UNAUTHORIZED, str(error))
-                response.headers = (JSON, (b"retry-after", b"%d" % error.wait_seconds))
-                return response
-            case StoreError() | TooBusy():
-                reason = f"database error: {error.public}" if isinstance(error, StoreError) else str(error)
-                response = _reply(503, INTERNAL, reason)
-                response.headers = (JSON, (b"retry-after", b"1"))
-                return response
-        return _reply(500, INTERNAL, "internal error: the log of the service has the details")
+        return refusal(error)
 
     async def create(self, request: Request) -> Response:
+        """The timer is durable when the response is sent. A request with an `idempotency_key` can be repeated safely:
+        the status is 200 for the same body, with the existing timer, and 409 for a different one."""
         body = await request.body(self._request_bytes_max)
-        fields = await off_loop(request, body, wire.decode, body, Create, _create_decoder)
+        fields = await off_loop(request, body, wire.decode, body, CreatePlatformTimer, _create_decoder)
         if fields.execute_at is None:
             raise InvalidInput("execute_at", "is required")
-        if fields.callback_url is None and fields.callback is None:
-            raise InvalidInput("callback_url", "is required")
         execute_at = parse_time(fields.execute_at, "execute_at")
         definition = _changed(fields, None)
         key = fields.idempotency_key
         if key is None:
-            self._check_ahead(execute_at)
+            self._check_in_future(execute_at)
             new = NewTimer(namespace=DEFAULT_NAMESPACE, execute_at=execute_at, definition=definition)
             timer, fresh = await self._service.create(new)
         else:
             fingerprint = await off_loop(request, body, fingerprint_of, definition, execute_at)
             timer, fresh = await self._create_once(key, execute_at, definition, fingerprint)
         if not fresh:
-            return _reply(200, SUCCESS, "timer exists already", Summary(*_short(timer)))
+            return _ok(200, "timer already exists", PlatformSummary(*_short(timer)))
         self._telemetry.created("platform")
-        return _reply(201, SUCCESS, "timer created successfully", Summary(*_short(timer)))
+        return _created(timer)
 
     async def _create_once(
-        self, key: str, execute_at: int, definition: Definition, fingerprint: str
+        self, key: str, execute_at: Instant, definition: Definition, fingerprint: str
     ) -> tuple[Timer, bool]:
-        if not 1 <= len(key) <= KEY_LENGTH_MAX:
-            raise InvalidInput("idempotency_key", f"must have 1 to {KEY_LENGTH_MAX} characters")
+        if not 1 <= len(key) <= KEY_CHARS_MAX:
+            raise InvalidInput("idempotency_key", f"must have 1 to {KEY_CHARS_MAX} characters")
         id = id_of_key(key)
         try:
-            self._check_ahead(execute_at)
+            self._check_in_future(execute_at)
         except InvalidInput:
-            # A repeat may come when its time is near or past: it gets the first answer, not an error.
+            # A repeat may arrive when its time is near or past: it gets the existing timer, not an error.
             there = await self._service.repeated(DEFAULT_NAMESPACE, id, fingerprint)
             if there is None:
                 raise
@@ -227,12 +259,14 @@ class PlatformDoor:
         return await self._service.create(new)
 
     async def get(self, request: Request) -> Response:
+        """The response has its headers, payload, metadata and latest error."""
         timer = await self._service.get(DEFAULT_NAMESPACE, _id(request))
-        return _reply(200, SUCCESS, "success", _full(timer))
+        return _ok(200, "success", _full(timer))
 
     async def list(self, request: Request) -> Response:
+        """One page, newest first by default, and the total number of timers that match."""
         query = request.query()
-        asked = Query(
+        wanted = Query(
             namespace=DEFAULT_NAMESPACE,
             status=wire.choice(query, "status", Status, None),
             sort=wire.choice(query, "sort", Sort, Sort.CREATED_AT),
@@ -240,58 +274,53 @@ class PlatformDoor:
             limit=wire.whole(query, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX),
             offset=wire.whole(query, "offset", 0, 0, OFFSET_MAX),
         )
-        timers, total = await self._service.find(asked)
-        page = {
-            "timers": [Summary(*_short(timer)) for timer in timers],
-            "total": total,
-            "limit": asked.limit,
-            "offset": asked.offset,
-        }
-        return _reply(200, SUCCESS, "success", page)
+        timers, total = await self._service.page_by_offset(wanted)
+        shown = [PlatformSummary(*_short(timer)) for timer in timers]
+        page = PlatformPage(shown, total.timers, wanted.limit, wanted.offset, total.estimated)
+        return _ok(200, "success", page)
 
     async def update(self, request: Request) -> Response:
+        """Omitted fields keep their values. If the timer is not pending any more, the response is 400."""
         id = _id(request)
         body = await request.body(self._request_bytes_max)
-        fields = await off_loop(request, body, wire.decode, body, Fields, _update_decoder)
+        fields = await off_loop(request, body, wire.decode, body, PlatformChanges, _update_decoder)
         execute_at = None if fields.execute_at is None else parse_time(fields.execute_at, "execute_at")
         timer = await self._service.get(DEFAULT_NAMESPACE, id)
         if timer.status is not Status.PENDING:
             raise TimerNotPending("update", timer.status)
         if execute_at is not None:
-            self._check_ahead(execute_at)
+            self._check_in_future(execute_at)
         change: Callable[[Definition], Definition] = partial(_changed, fields)
         target = change(timer.definition).target
         if target != timer.definition.target:
             await self._service.check_target(target)
         timer = await self._service.update(DEFAULT_NAMESPACE, id, execute_at=execute_at, change=change)
-        return _reply(200, SUCCESS, "timer updated successfully", _updated(timer))
+        return _ok(200, "timer updated successfully", _updated(timer))
 
     async def cancel(self, request: Request) -> Response:
+        """The timer does not fire any more. Canceling a canceled timer is not an error."""
         timer = await self._service.cancel(DEFAULT_NAMESPACE, _id(request))
-        return _reply(200, SUCCESS, "timer canceled successfully", {"id": timer.id, "status": timer.status})
+        return _ok(200, "timer canceled successfully", PlatformCanceled(timer.id, timer.status))
 
     async def health(self, request: Request) -> Response:
+        """For load balancers and probes. Needs no key and ignores the query."""
         up = True
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
                 await self._service.ping()
         except (StoreError, TimeoutError):
             up = False
-        data = {
-            "status": "up" if up else "degraded",
-            "database": "connected" if up else "disconnected",
-            "timestamp": format_time(self._service.clock.now()),
-        }
+        at = format_time(self._service.clock.now())
         if up:
-            return _reply(200, SUCCESS, "healthy", data)
-        return _reply(500, INTERNAL, "database connection failed", data)
+            return _ok(200, "healthy", Health("up", "connected", at))
+        down = Health("degraded", "disconnected", at)
+        return Response(500, _encode(Unhealthy(INTERNAL, "database connection failed", down)))
 
-    def _check_ahead(self, execute_at: int) -> None:
-        ahead_ms = execute_at - self._service.clock.now()
-        if ahead_ms <= 0:
-            raise InvalidInput("execute_at", "must be in the future")
-        if ahead_ms < AHEAD_MS_MIN:
-            raise InvalidInput("execute_at", "must be in the future by at least 5 seconds")
+    def _check_in_future(self, execute_at: Instant) -> None:
+        now = self._service.clock.now()
+        if execute_at - now < AHEAD_MS_MIN:
+            least = " by at least 5 seconds" if execute_at > now else ""
+            raise InvalidInput("execute_at", f"must be in the future{least}; the server's time is {format_time(now)}")
 
 
 _NEW = Definition(
@@ -299,13 +328,13 @@ _NEW = Definition(
 )
 
 
-def _changed(fields: Fields, before: Definition | None) -> Definition:
-    """The definition that the fields make, of a new timer or out of the one before."""
+def _changed(fields: PlatformChanges, before: Definition | None) -> Definition:
+    """The definition of a new timer, or the one ``before`` with these changes."""
     new = before or _NEW
     return msgspec.structs.replace(
         new,
         target=_target(fields, new.target),
-        payload=fields.callback_payload or new.payload,
+        payload=_payload(fields) or new.payload,
         metadata=fields.metadata or new.metadata,
         retry=new.retry
         if fields.retry_policy is None
@@ -313,63 +342,72 @@ def _changed(fields: Fields, before: Definition | None) -> Definition:
     )
 
 
-def _target(fields: Fields, old: Target) -> Target:
-    url, method, headers = fields.callback_url, fields.callback_method, fields.callback_headers
-    if fields.callback is not None:
+def _payload(fields: PlatformChanges) -> Raw | UnsetType:
+    if fields.callback is None or not fields.callback.payload:
+        return fields.callback_payload
+    if fields.callback_payload:
+        raise InvalidInput("callback.payload", "can't be combined with callback_payload")
+    return fields.callback.payload
+
+
+def _target(fields: PlatformChanges, old: Target) -> Target:
+    url, method, headers, prefix = fields.callback_url, fields.callback_method, fields.callback_headers, "callback_"
+    callback = fields.callback
+    if callback is not None:
         if url is not None or method is not None or headers is not None:
-            raise InvalidInput("callback", "must not come with callback_url, its method or headers")
-        return _nats(fields.callback)
-    if isinstance(old, NatsTarget) and url is None:
+            raise InvalidInput("callback", "can't be combined with callback_url, callback_method or callback_headers")
+        if isinstance(callback, NatsCallback):
+            return _nats(callback)
+        url, method, headers, prefix = callback.url, callback.method, callback.headers, "callback."
+    elif isinstance(old, NatsTarget) and url is None:
         if method is not None or headers is not None:
-            raise InvalidInput("callback", "is how a NATS timer is changed")
+            raise InvalidInput("callback", "is required to change the headers of a NATS timer, which has no method")
         return old
     before = old if isinstance(old, HttpTarget) else HttpTarget(url="")
+    if url is None and not before.url:
+        raise InvalidInput(prefix + "url", "is required" if callback else "is required unless callback is given")
     return HttpTarget(
-        url=before.url if url is None else wire.check_url(url, "callback_url"),
-        method=before.method if method is None else wire.check_method(method, "callback_method"),
-        headers=before.headers if headers is None else wire.check_headers(headers, "callback_headers"),
+        url=before.url if url is None else wire.check_url(url, prefix + "url"),
+        method=before.method if method is None else wire.check_method(method, prefix + "method"),
+        headers=before.headers if headers is None else wire.check_headers(headers, prefix + "headers"),
     )
 
 
-def _nats(callback: Callback) -> NatsTarget:
-    if callback.type != "nats":
-        raise InvalidInput("callback.type", "must be 'nats'; an HTTP callback is given by callback_url")
-    if callback.topic is None:
-        raise InvalidInput("callback.topic", "is required")
-    return NatsTarget(
-        subject=wire.check_subject(callback.topic, "callback.topic"),
-        headers=wire.check_headers(callback.headers or {}, "callback.headers"),
-    )
+def _nats(callback: NatsCallback) -> NatsTarget:
+    subject = wire.check_subject(callback.topic, "callback.topic")
+    if callback.key is not None:
+        subject = wire.check_subject(f"{subject}.{callback.key}", "callback.key")
+    return NatsTarget(subject=subject, headers=wire.check_headers(callback.headers or {}, "callback.headers"))
 
 
 def _id(request: Request) -> str:
     return wire.check_uuid(request.parameters[0], "id")
 
 
-def _time(at: int | None) -> str | None:
+def _time(at: Instant | None) -> str | None:
     return None if at is None else format_time(at)
 
 
 def _short(timer: Timer) -> tuple[str, str, str, str | None, str | None, Status, str | None]:
-    """What every answer about a timer has: the fields of ``Summary``, in their order."""
+    """The fields of ``PlatformSummary``, in order, which every response about a timer has."""
     target = timer.definition.target
     url, method = (target.url, target.method) if isinstance(target, HttpTarget) else (None, None)
     created_at, execute_at = format_time(timer.created_at), format_time(timer.execute_at)
     return timer.id, created_at, execute_at, url, method, timer.status, _time(timer.executed_at)
 
 
-def _callback(target: NatsTarget) -> Callback:
-    return Callback("nats", target.subject, target.headers or None)
+def _callback(target: NatsTarget) -> ShownNatsCallback:
+    return ShownNatsCallback(target.subject, target.headers or None)
 
 
-def _updated(timer: Timer) -> Updated:
-    return Updated(*_short(timer), updated_at=format_time(timer.updated_at))
+def _updated(timer: Timer) -> PlatformUpdated:
+    return PlatformUpdated(*_short(timer), updated_at=format_time(timer.updated_at))
 
 
-def _full(timer: Timer) -> Full:
+def _full(timer: Timer) -> PlatformTimer:
     definition = timer.definition
     target = definition.target
-    return Full(
+    return PlatformTimer(
         *_short(timer),
         updated_at=format_time(timer.updated_at),
         callback_headers=definition.target.headers or None if isinstance(target, HttpTarget) else None,

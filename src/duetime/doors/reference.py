@@ -1,8 +1,8 @@
-"""The API's reference: the OpenAPI document for programs and a page of it for people, both open to anyone.
+"""The reference of the HTTP APIs: the OpenAPI document, and the same as a web page. Neither needs a key.
 
-Both are made once, when the service starts. The page is plain HTML with one style sheet inside: no script, nothing
-from elsewhere, and a Content-Security-Policy that would not let any in. All text goes through ``_Html``, which escapes
-whatever is not markup that this module wrote.
+Both are built once, when the service starts. The page is plain HTML with an inline style sheet. It has no scripts and
+loads nothing, and its Content-Security-Policy forbids both. All text is escaped, except the markup of this module,
+which has the type ``_Html``.
 """
 
 from __future__ import annotations
@@ -13,28 +13,22 @@ import html
 import json
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
+from duetime.doors.examples import Json
 from duetime.doors.http import GUARDS, JSON, Handler, Request, Response, guards
-from duetime.doors.openapi import document
-from duetime.doors.operation import Operation
 
 DOCUMENT_PATH = "/api/v1/openapi.json"
 PAGE_PATH = "/docs"
 
-Json = dict[str, Any]
-
 
 class ReferenceDoor:
-    """Errors are answered as the door that is described answers them."""
+    """Errors have the format of the API that is described."""
 
-    def __init__(
-        self, operations: Sequence[Operation], *, version: str, refusal: Callable[[Exception], Response]
-    ) -> None:
-        described = document(operations, version=version)
+    def __init__(self, described: Json, *, refusal: Callable[[Exception], Response]) -> None:
+        """``described`` is the OpenAPI document."""
         self._document = Response(200, msgspec.json.encode(described), (JSON, _UNKEPT), GUARDS)
         self._page = Response(200, page(described).encode(), (_HTML, _UNKEPT), guards(CSP))
         self.refusal = refusal
@@ -99,8 +93,8 @@ def page(described: Json) -> str:
         "header",
         _el("h1", f"{info['title']} API ", _el("small", info["version"])),
         *(_el("p", paragraph) for paragraph in info["description"].split("\n\n")),
-        _el("p", "For programs there is the same as an OpenAPI 3.1 document: ", _link(DOCUMENT_PATH, DOCUMENT_PATH)),
-        _el("p", "The examples below work as they are once these are set:"),
+        _el("p", "The same as an OpenAPI 3.1 document: ", _link(DOCUMENT_PATH, DOCUMENT_PATH)),
+        _el("p", "To run the examples, set these first:"),
         _el("pre", _el("code", "export DUETIME=http://localhost:3000\nexport API_KEY=…")),
     )
     main = _el(
@@ -153,7 +147,7 @@ def _group(tag: Json, operations: list[tuple[str, str, Json]], described: Json) 
 def _operation(method: str, path: str, operation: Json, described: Json) -> _Html:
     parts = [
         _el("h3", _method(method), " ", _el("code", path)),
-        _el("p", operation["summary"], "."),
+        _el("p", operation["summary"], ". ", _prose(operation["description"])),
         _el("pre", _el("code", example(method, path, operation, described))),
     ]
     if parameters := operation.get("parameters"):
@@ -163,18 +157,28 @@ def _operation(method: str, path: str, operation: Json, described: Json) -> _Htm
         ]
         parts.append(_table(("parameter", "in", "type", ""), rows))
     if body := operation.get("requestBody"):
-        parts.append(_el("p", "Takes ", _type(_content(body)), "."))
+        parts.append(_el("p", "Request body: ", _type(_content(body))))
     answers = [(status, _resolved(answer, described)) for status, answer in operation["responses"].items()]
     told = [
-        (_el("code", status), _type(_content(answer)) if "content" in answer else "", answer["description"])
-        for status, answer in answers
+        (_el("code", status), _with(answer.get("content", {})), answer["description"]) for status, answer in answers
     ]
-    parts.append(_table(("answer", "with", ""), told))
+    parts.append(_table(("response", "with", ""), told))
+    _, first = answers[0]
+    for media_type, body in first.get("content", {}).items():
+        text = body["example"] if isinstance(body["example"], str) else json.dumps(body["example"], indent=2)
+        parts.append(_el("details", _el("summary", "Example response: ", media_type), _el("pre", _el("code", text))))
     return _el("article", *parts, id=operation["operationId"])
 
 
 def _said(given: Json) -> Json:
     return {"description": given["description"]} if "description" in given else {}
+
+
+def _with(content: Json) -> _Html:
+    """The content of a response: a type for JSON, or its media types."""
+    if "application/json" in content:
+        return _type(content["application/json"]["schema"])
+    return _join(content, " or ")
 
 
 def _content(body: Json) -> Json:
@@ -183,7 +187,7 @@ def _content(body: Json) -> Json:
 
 
 def _resolved(part: Json, described: Json) -> Json:
-    """What a reference into the components stands for, or the part itself."""
+    """The component that the part refers to, or the part itself."""
     if "$ref" in part:
         _, _, kind, name = part["$ref"].split("/")
         found: Json = described["components"][kind][name]
@@ -192,11 +196,13 @@ def _resolved(part: Json, described: Json) -> Json:
 
 
 def example(method: str, path: str, operation: Json, described: Json) -> str:
-    """A command for a shell that does the operation."""
+    """A shell command that does the operation."""
     for given in operation.get("parameters", ()):
         if given["in"] == "path":
             path = path.replace(f"{{{given['name']}}}", quote(given["schema"]["examples"][0], safe=""))
-    lines = [f'curl -X {method} "$DUETIME{path}"', '-H "X-API-Key: $API_KEY"']
+    lines = [f'curl -X {method} "$DUETIME{path}"']
+    if operation.get("security") != []:
+        lines.append('-H "X-API-Key: $API_KEY"')
     if body := operation.get("requestBody"):
         lines.append("-H 'Content-Type: application/json'")
         text = json.dumps(_resolved(_content(body), described)["examples"][0], ensure_ascii=False)
@@ -207,7 +213,7 @@ def example(method: str, path: str, operation: Json, described: Json) -> str:
 def _schema(name: str, schema: Json) -> _Html:
     parts = [_el("h3", name)]
     if "description" in schema:
-        parts.append(_el("p", schema["description"]))
+        parts.append(_el("p", _prose(schema["description"])))
     if "properties" in schema:
         required = schema.get("required", ())
         rows = [
@@ -225,11 +231,13 @@ def _type(schema: Json) -> _Html:
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return _link(f"#schema-{name}", name)
-    if "anyOf" in schema and "properties" not in schema:
-        return _join((_type(option) for option in schema["anyOf"]), " or ")
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        return _join((_type(option) for option in options), " or ")
     if "enum" in schema:
         return _join((_el("code", json.dumps(value)) for value in schema["enum"]), " or ")
     kind = schema.get("type", "any JSON")
+    if isinstance(kind, list):
+        return _join((_type(schema | {"type": one}) for one in kind), " or ")
     if kind == "array":
         return _join(["list of ", _type(schema.get("items", {}))])
     if kind == "object" and "additionalProperties" in schema:
@@ -237,32 +245,44 @@ def _type(schema: Json) -> _Html:
     return _join([kind])
 
 
-_BOUNDS = {
-    "minimum": "at least {}",
-    "maximum": "at most {}",
-    "minLength": "at least {} characters",
-    "maxLength": "at most {} characters",
-    "minItems": "at least {} items",
-    "maxItems": "at most {} items",
-    "maxProperties": "at most {} entries",
-}
+_BOUNDS = (
+    ("minimum", "maximum", ""),
+    ("minLength", "maxLength", " characters"),
+    ("minItems", "maxItems", " items"),
+    ("minProperties", "maxProperties", " entries"),
+)
+
+
+def _bounds(schema: Json) -> Iterable[str]:
+    """The range of a value or of its length, in words."""
+    for least, most, unit in _BOUNDS:
+        low, high = schema.get(least), schema.get(most)
+        if low is not None and high is not None and low != high:
+            yield f"{low} to {high}{unit}"
+        elif low is not None and high is None:
+            yield f"at least {low}{unit}"
+        elif high is not None and low is None:
+            yield f"at most {high}{unit}"
+
+
+def _prose(text: str) -> _Html:
+    """Text in which backquotes mark code."""
+    return _join(_el("code", part) if odd % 2 else part for odd, part in enumerate(text.split("`")))
 
 
 def _notes(schema: Json) -> _Html:
-    """What else there is to know of a field: its meaning, its bounds, its default, an example."""
+    """The other details of a field: its description, bounds, default and an example."""
     whole = schema | next((one for one in schema.get("anyOf", ()) if one.get("type") != "null"), {})
     notes: list[_Html] = []
     if "description" in whole:
-        notes.append(_join([whole["description"]]))
-    bounds = [text.format(whole[name]) for name, text in _BOUNDS.items() if name in whole]
-    if bounds:
-        notes.append(_join([", ".join(bounds)]))
+        notes.append(_prose(whole["description"]))
+    notes += [_join([bounds]) for bounds in _bounds(whole)]
     if "pattern" in whole:
         notes.append(_join(["matches ", _el("code", whole["pattern"])]))
     if whole.get("default") is not None:
         notes.append(_join(["default ", _el("code", json.dumps(whole["default"]))]))
-    if "examples" in whole:
-        notes.append(_join(["like ", _el("code", json.dumps(whole["examples"][0], ensure_ascii=False))]))
+    if whole.get("examples", [None])[0] is not None:
+        notes.append(_join(["for example ", _el("code", json.dumps(whole["examples"][0], ensure_ascii=False))]))
     return _join(_el("div", note) for note in notes)
 
 
@@ -295,6 +315,7 @@ pre { padding: .8rem 1rem; overflow-x: auto; background: var(--panel); border: 1
   border-radius: .4rem; }
 pre code { font-size: .85rem; }
 td code { overflow-wrap: anywhere; }
+td:first-child code { overflow-wrap: normal; }
 .method { display: inline-block; font-weight: 700; }
 .get { color: var(--get); } .post { color: var(--post); } .delete { color: var(--delete); }
 .put, .patch { color: var(--put); }

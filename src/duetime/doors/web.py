@@ -1,4 +1,4 @@
-"""The web page: serves the files in ``web/`` to browsers, as they are when the service starts."""
+"""The web page: serves the files in ``web/``, as they are when the server starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duetime.doors.http import GUARDS, Handler, Request, Response, guards
 FOLDER = Path(__file__).parent / "web"
 PAGE = "index.html"
 HELLO = "/ui/hello"
-"""Where the first timer of a newcomer goes: a receiver that is surely there, and does nothing."""
+"""The URL for the first timer of a new user: a receiver that always exists and does nothing."""
 PAGE_GUARDS = guards(
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -41,7 +41,7 @@ class WebDoor:
         }
 
     def routes(self) -> dict[str, dict[str, Handler]]:
-        """Each file is a path of its own, so there is no way to any other."""
+        """Each file has its own route, so no path leads to any other file."""
         routes = {f"/ui/{name}": {"GET": _file(name, content)} for name, content in self._files.items()}
         routes[HELLO] = {"POST": _hello}
         if PAGE in self._files:

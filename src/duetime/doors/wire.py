@@ -1,8 +1,8 @@
-"""Strict JSON and the field rules that every HTTP door shares.
+"""Strict JSON and the rules for fields, shared by all APIs.
 
-Owns what may enter: bytes that are exactly one JSON value which any store and any receiver can hold, and fields that
-keep the rules of the contract. Whatever comes in, the only exception that comes out is ``InvalidInput``, which names
-the field (``body`` when it is the JSON itself) and gives a reason in words for people.
+Accepts only bodies that are exactly one JSON value that every store and receiver can represent, and only valid fields.
+For any input, the only error is ``InvalidInput``, with the name of the field (``body`` for the JSON itself) and a
+reason for users.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Never, TypeVar
 
 import msgspec
+from msgspec import inspect
 
-from duetime.deliverers.broker import is_brokers_own
-from duetime.deliverers.http import is_reserved
-from duetime.errors import InvalidInput
+from duetime.errors import InvalidInput, UnknownName
+from duetime.targets import METHODS, is_brokers_own, is_reserved
 from duetime.urls import parse_url
 
 T = TypeVar("T")
@@ -29,6 +30,8 @@ HEADERS_BYTES_MAX = 16 * 1024
 HEADER_NAME_CHARS_CACHED_MAX = 64
 ID_CHARS_MAX = 255
 NAMESPACE_CHARS_MAX = 64
+NAME_CHARS_MAX = 64
+PATH_CHARS_MAX = 128
 
 BODY = "body"
 
@@ -37,18 +40,17 @@ BODY = "body"
 _decode_anything = msgspec.json.Decoder().decode
 _BLANKS = b" \t\r\n"
 _BACKSLASH = 0x5C
-# A run of backslashes is only an escape when its length is odd; the look-behind makes each run be read once.
+# A run of backslashes escapes the next character only if its length is odd. The look-behind reads each run only once.
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000").search
 _INTEGER_MAX = int(sys.float_info.max)
 
 
 def check_json(body: bytes, *, depth_max: int = DEPTH_MAX) -> None:
-    """Refuse a body that is not one strict JSON value.
+    """Raise if a body is not exactly one strict JSON value.
 
-    msgspec refuses what the grammar does, NaN, lone surrogates and numbers beyond a 64-bit float. Depth, integers and
-    duplicate keys are judged here, on what it decoded. An integer may have as many digits as a 64-bit float has a
-    magnitude for (309): payloads are kept as bytes, so it stays exact, and a receiver that reads it loses digits at
-    worst and never gets an infinity.
+    msgspec rejects invalid syntax, NaN, lone surrogates and floats beyond 64 bits. Depth, integers and duplicate keys
+    are checked here, on the decoded value. An integer may be as large as the largest 64-bit float (309 digits):
+    payloads are kept as bytes, so it stays exact, and a receiver may lose digits but never gets an infinity.
     """
     try:
         tree = _decode_anything(body)
@@ -59,18 +61,17 @@ def check_json(body: bytes, *, depth_max: int = DEPTH_MAX) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise InvalidInput(BODY, _json_fault(body)) from None
     if _BACKSLASH in body and b"\\u0000" in body and _ESCAPED_NUL(body):
-        raise InvalidInput(BODY, "must not hold the character \\u0000")
+        raise InvalidInput(BODY, "must not contain the character \\u0000")
     keys = _count_keys(tree, depth_max)
-    # Decoding dropped duplicate keys, so the bytes must show whether there were any. Without blanks each key ends in
-    # `":`, so there are at least as many of these as keys, and at least as many keys as different ones; when both ends
-    # of the chain are equal, no key came twice. A string that holds `":` itself breaks the equality without a
-    # duplicate, and only then is the body read again, the slow way, which costs more than all of this.
+    # Decoding drops duplicate keys, so look for them in the bytes. Without white space each key ends in `":`, so these
+    # are at least as many as there are keys; if they are as many as the decoded keys, no key is a duplicate. A string
+    # that contains `":` breaks the equality without a duplicate; only then parse the body again, slowly.
     if keys and body.translate(None, _BLANKS).count(b'":') != keys:
         _refuse_duplicates(body.decode())
 
 
 def _count_keys(tree: Any, depth_max: int) -> int:
-    """How many keys the objects of the tree have, all levels together. It goes no deeper than ``depth_max``."""
+    """The number of keys in all objects of the tree; raises if it is deeper than ``depth_max``."""
     keys = depth = 0
     level = [tree]
     while True:
@@ -97,7 +98,7 @@ def _count_keys(tree: Any, depth_max: int) -> int:
         level = below
 
 
-_NUMBER_TOO_LARGE = "must not hold a number beyond ±1.8e308"
+_NUMBER_TOO_LARGE = "must not contain a number beyond ±1.8e308"
 
 
 def too_deep(depth_max: int = DEPTH_MAX) -> str:
@@ -110,7 +111,7 @@ def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> None:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise InvalidInput(BODY, f"must not have the key {_quoted(key)} twice in one object")
+            raise InvalidInput(BODY, f"must not contain the key {_quoted(key)} twice in one object")
         seen.add(key)
 
 
@@ -118,7 +119,7 @@ def _refuse_constant(name: str) -> Never:
     raise InvalidInput(BODY, f"is not valid JSON: {name} is not a JSON number")
 
 
-# Numbers stay text in both: only the structure is of interest, and no digit costs anything.
+# Both keep numbers as text, because only the structure matters, and parsing long numbers is slow.
 _refuse_duplicates = json.JSONDecoder(
     object_pairs_hook=_object_without_duplicates, parse_int=str, parse_float=str
 ).decode
@@ -126,7 +127,7 @@ _read_leniently = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=st
 
 
 def _json_fault(body: bytes) -> str:
-    """Why msgspec refused the body, in words for people; the standard library tells the line and the column."""
+    """Why msgspec rejected the body, for users; the standard library knows the line and the column."""
     if not body.strip(_BLANKS):
         return "must not be empty"
     if body.startswith(b"\xef\xbb\xbf"):
@@ -141,31 +142,27 @@ def _json_fault(body: bytes) -> str:
         return error.reason
     except RecursionError:
         return "is not valid JSON"
-    # What the library reads and msgspec does not, once the constants are out, are escapes of half a character.
-    return "must not hold a lone surrogate"
+    # What the library accepts and msgspec does not, apart from the constants, are escapes of half a character.
+    return "must not contain a lone surrogate (an escape of half a character)"
 
 
 def _quoted(text: str) -> str:
-    """A client's text inside a message: on one line and no longer than a glance."""
-    return json.dumps(text if len(text) <= 64 else text[:63] + "…", ensure_ascii=False)
+    """A client's text for a message: quoted, on one line, and shortened."""
+    return json.dumps(text if len(text) <= NAME_CHARS_MAX else text[: NAME_CHARS_MAX - 1] + "…", ensure_ascii=False)
 
 
 # --- from JSON to a struct -----------------------------------------------------------------------------------------
 
 
 def decode(body: bytes, type_: type[T], decoder: msgspec.json.Decoder[T]) -> T:
-    """The body as a ``type_``. The type is named beside its decoder so that the type checker holds the two together."""
+    """Decode the body as a ``type_``; naming the type as well lets the type checker compare it with the decoder's."""
     check_json(body)
-    return _decoded(body, decoder)
-
-
-def _decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     if not body.startswith(b"{") and not body.lstrip(_BLANKS).startswith(b"{"):
         raise InvalidInput(BODY, "must be a JSON object")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _explained(str(error)) from None
+        raise _explained(str(error), type_) from None
 
 
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?", re.DOTALL).fullmatch
@@ -173,6 +170,7 @@ _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL).fullma
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL).fullmatch
 _WRONG_TYPE = re.compile(r"Expected `(.*)`, got `(.*)`").fullmatch
 _OUT_OF_BOUNDS = re.compile(r"Expected `(.*)` (of length )?(<=|>=|<|>) (.*)").fullmatch
+_OTHER_PATTERN = re.compile(r"Expected `str` matching regex '(.*)'", re.DOTALL).fullmatch
 _WRONG_VALUE = re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL).fullmatch
 
 _WANTED = {
@@ -189,20 +187,25 @@ _BOUNDS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"
 _LENGTHS = {"str": "characters", "array": "items", "object": "entries"}
 
 
-def _explained(message: str) -> InvalidInput:
-    """msgspec's words for machines as ours for people: ``Expected `str`, got `int` - at `$.a.b``` names ``a.b``."""
+def _explained(message: str, type_: Any) -> InvalidInput:
+    """A message of msgspec, such as ``Expected `str`, got `int` - at `$.a.b```, as ours: ``a.b must be a string``."""
     where = _WHERE(message)
     assert where is not None  # the pattern takes any text
     what, path = where["what"], (where["path"] or "").removeprefix(".")
     if missing := _MISSING(what):
         return InvalidInput(_join(path, missing[1]), "is required")
     if unknown := _UNKNOWN(what):
-        return InvalidInput(_join(path, unknown[1][:64]), "is not a known field")
-    reason = _reason(what)
+        return unknown_name(unknown[1], _names_at(type_, path[:PATH_CHARS_MAX]), "field", path)
+    if value := _WRONG_VALUE(what):
+        reason = f"must be {_choices(type_, path[:PATH_CHARS_MAX])}, not {value[1][:NAME_CHARS_MAX]}"
+    else:
+        reason = _reason(what)
+        if reason.startswith("must be a string") and (example := _example(type_, path[:PATH_CHARS_MAX])):
+            reason = reason.replace("a string", f"a string like {_quoted(example)}", 1)
     if where["key"]:
-        reason = f"has a key that {reason}"
-    elif path.endswith("[...]"):  # a value under a key of the client's choice, which msgspec does not name
-        reason = f"has a value that {reason}"
+        reason = f"has an invalid key: it {reason}"
+    elif path.endswith("[...]"):  # a value of a dict, whose key msgspec does not name
+        reason = f"has an invalid value: it {reason}"
     return InvalidInput(path.replace("[...]", "") or BODY, reason)
 
 
@@ -219,19 +222,111 @@ def _reason(what: str) -> str:
         return f"must be {wanted}, not {given}"
     if bounds := _OUT_OF_BOUNDS(what):
         kind, length, sign, limit = bounds.groups()
+        if length and (sign, limit) == (">=", "1"):
+            return "must not be empty"
         if length:
             return f"must have {_BOUNDS[sign]} {limit} {_LENGTHS.get(kind, 'bytes')}"
         return f"must be {_BOUNDS[sign]} {limit}"
-    if value := _WRONG_VALUE(what):
-        return f"must not be {value[1][:64]}"
+    if pattern := _OTHER_PATTERN(what):
+        return f"must match {pattern[1]}"
     if "out of range" in what:
-        return "is out of range"
+        return "is out of range: it must fit in 64 bits"
     return f"is not valid: {what}"
+
+
+# --- unknown names -------------------------------------------------------------------------------------------------
+
+SUFFIX_CHARS_MIN = 3
+SIMILARITY_MIN = 0.65
+_PLAIN_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{NAME_CHARS_MAX}}}").fullmatch
+
+
+def unknown_name(name: str, known: Sequence[str], kind: str, path: str = "") -> UnknownName:
+    """The error for a field or query parameter that the operation does not know, with the nearest known name,
+    or else all of them."""
+    if name in known:  # a field of another type of this union
+        return UnknownName(_join(path, name), f"belongs to another type of {path}")
+    near = _nearest(name, tuple(known)) if len(name) <= NAME_CHARS_MAX else None
+    all_known = f"; known: {', '.join(known)}" if known else ""
+    guess = f"; did you mean {_join(path, near)}?" if near else all_known
+    shown = name if _PLAIN_NAME(name) else _quoted(name)
+    return UnknownName(_join(path, shown), f"is not a known {kind}{guess}")
+
+
+@lru_cache(maxsize=1_024)  # A batch may have the same mistake in each of its timers.
+def _nearest(name: str, known: tuple[str, ...]) -> str | None:
+    """The known name that is probably meant: the other API's spelling, one with the same ending, or a similar one."""
+    by_letters = {_letters(one): one for one in known}
+    letters = _letters(name)
+    ends = [
+        one
+        for one in by_letters
+        if min(len(one), len(letters)) >= SUFFIX_CHARS_MIN and (one.endswith(letters) or letters.endswith(one))
+    ]
+    ends.sort(key=lambda one: abs(len(one) - len(letters)))
+    similar = ends or get_close_matches(letters, by_letters, 1, SIMILARITY_MIN)
+    return by_letters[similar[0]] if similar else None
+
+
+def _letters(name: str) -> str:
+    """The same text for callback_url and callbackUrl."""
+    return name.replace("_", "").lower()
+
+
+@lru_cache(maxsize=64)
+def _names_at(type_: Any, path: str) -> tuple[str, ...]:
+    """The fields that the object at this path of a ``type_`` may have."""
+    fields = (field for struct in _structs(_kinds_at(type_, path)) for field in struct.fields)
+    return tuple(dict.fromkeys(field.encode_name for field in fields))
+
+
+@lru_cache(maxsize=64)
+def _choices(type_: Any, path: str) -> str:
+    """The values allowed at this path of a ``type_``: of a literal or an enum, or the tags of a union."""
+    parent, _, name = path.rpartition(".")
+    found: list[Any] = [one.tag for one in _structs(_kinds_at(type_, parent)) if one.tag_field == name]
+    for kind in _flat(_kinds_at(type_, path)):
+        if isinstance(kind, inspect.LiteralType):
+            found += kind.values
+        elif isinstance(kind, inspect.EnumType):
+            found += [one.value for one in kind.cls]
+    return f"one of {', '.join(map(str, found))}" if found else "one of the documented values"
+
+
+@lru_cache(maxsize=64)
+def _example(type_: Any, path: str) -> str | None:
+    """An example of the string at this path of a ``type_``."""
+    for kind in _kinds_at(type_, path):
+        for one in kind.types if isinstance(kind, inspect.UnionType) else (kind,):
+            if isinstance(one, inspect.Metadata) and (examples := (one.extra_json_schema or {}).get("examples")):
+                return str(examples[0])
+    return None
+
+
+def _kinds_at(type_: Any, path: str) -> list[inspect.Type]:
+    kinds = [inspect.type_info(type_)]
+    for name in path.split(".") if path else ():
+        kinds = [field.type for struct in _structs(kinds) for field in struct.fields if field.encode_name == name]
+    return kinds
+
+
+def _structs(kinds: Sequence[inspect.Type]) -> Iterator[inspect.StructType]:
+    return (kind for kind in _flat(kinds) if isinstance(kind, inspect.StructType))
+
+
+def _flat(kinds: Sequence[inspect.Type]) -> Iterator[inspect.Type]:
+    """These types, without the unions and metadata around them."""
+    for kind in kinds:
+        if isinstance(kind, inspect.UnionType):
+            yield from _flat(kind.types)
+        elif isinstance(kind, inspect.Metadata):
+            yield from _flat([kind.type])
+        else:
+            yield kind
 
 
 # --- fields --------------------------------------------------------------------------------------------------------
 
-_METHODS = frozenset({"POST", "PUT", "PATCH"})
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*").fullmatch
 _SUBJECT = re.compile(rf"(?=.{{1,{ID_CHARS_MAX}}}\Z)[!-)+-\-/-=?-~]+(\.[!-)+-\-/-=?-~]+)*").fullmatch
@@ -247,13 +342,13 @@ def check_url(text: str, field: str) -> str:
 
 def check_method(text: str, field: str) -> str:
     """Methods are case-sensitive in HTTP, so ``post`` is not one."""
-    if text not in _METHODS:
+    if text not in METHODS:
         raise InvalidInput(field, "must be POST, PUT or PATCH")
     return text
 
 
 def check_headers(mapping: Mapping[str, str], field: str) -> dict[str, str]:
-    """The headers as they were given, when a callback may carry them."""
+    """The headers, if a callback may have them."""
     if len(mapping) > HEADERS_MAX:
         raise InvalidInput(field, f"must have at most {HEADERS_MAX} headers")
     seen: set[str] = set()
@@ -261,34 +356,38 @@ def check_headers(mapping: Mapping[str, str], field: str) -> dict[str, str]:
     for name, value in mapping.items():
         size += len(name) + len(value) + 4  # ": " and the line's end
         if size > HEADERS_BYTES_MAX:
-            raise InvalidInput(field, f"must be at most {HEADERS_BYTES_MAX} bytes together")
+            raise InvalidInput(field, f"must have at most {HEADERS_BYTES_MAX} bytes in total")
         folded = (_known_name if len(name) <= HEADER_NAME_CHARS_CACHED_MAX else _header_name)(name, field)
         if folded in seen:
-            raise InvalidInput(field, f"must not have {_quoted(name)} twice")
+            raise InvalidInput(field, f"must not contain {_quoted(name)} twice: header names ignore case")
         if not _HEADER_VALUE(value):
-            raise InvalidInput(field, f"has a value for {_quoted(name)} with characters that a header cannot carry")
+            raise InvalidInput(
+                field, f"has a value for {_quoted(name)} with characters that are not allowed in a header"
+            )
         seen.add(folded)
     return dict(mapping)
 
 
 def _header_name(name: str, field: str) -> str:
-    """The name in lower case, when a callback may carry it."""
+    """The name in lower case, if a callback may have it."""
     if not _TOKEN(name):
-        raise InvalidInput(field, f"has {_quoted(name)}, which is not a header name")
+        raise InvalidInput(field, f"contains {_quoted(name)}, which is not a valid header name")
     if is_reserved(name):
-        raise InvalidInput(field, f"must not set {_quoted(name)}")
+        raise InvalidInput(field, f"must not set {_quoted(name)}, which is reserved")
     return name.lower()
 
 
-_known_name = lru_cache(maxsize=1_024)(_header_name)  # the same few names come with most timers
+_known_name = lru_cache(maxsize=1_024)(_header_name)  # most timers have the same few names
 
 
 def check_subject(text: str, field: str) -> str:
-    """A subject that one message can be published to. Which ones are Duetime's own, the deliverer knows."""
+    """A subject without wildcards that NATS does not reserve. The deliverer checks for Duetime's own subjects."""
     if not _SUBJECT(text):
-        raise InvalidInput(field, f"must be 1 to {ID_CHARS_MAX} characters, in tokens parted by dots, without * or >")
+        raise InvalidInput(
+            field, f"must be 1 to {ID_CHARS_MAX} characters: tokens separated by dots, without spaces, * or >"
+        )
     if is_brokers_own(text):
-        raise InvalidInput(field, "must not be one of the broker's own subjects")
+        raise InvalidInput(field, "must not be a subject that NATS reserves ($…, _INBOX…, _R_…, _GR_…)")
     return text
 
 
@@ -300,7 +399,7 @@ def check_id(text: str, field: str) -> str:
 
 def check_namespace(text: str, field: str) -> str:
     if not _NAMESPACE(text):
-        raise InvalidInput(field, f"must be 1 to {NAMESPACE_CHARS_MAX} of A-Z a-z 0-9 . _ -")
+        raise InvalidInput(field, f"must be 1 to {NAMESPACE_CHARS_MAX} characters from A-Z a-z 0-9 . _ -")
     return text
 
 
@@ -321,7 +420,7 @@ def choice(query: dict[str, str], name: str, kinds: Any, default: Any) -> Any:
 def one_of(query: dict[str, str], name: str, words: tuple[str, ...], default: str) -> str:
     given = query.get(name, default)
     if given not in words:
-        raise InvalidInput(name, f"must be one of {', '.join(words)}")
+        raise InvalidInput(name, f"must be one of {', '.join(words)}, not {_quoted(given)}")
     return given
 
 

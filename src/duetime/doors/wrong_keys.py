@@ -22,10 +22,10 @@ WAIT_SECONDS_MAX = 60
 FORGOTTEN_SECONDS = 600.0
 LOG_SECONDS = 5.0
 LOGGED_MAX = 20
-"""How many messages there are at most in that time, from all addresses together."""
+"""The most log messages in that time, for all addresses together."""
 ADDRESSES_MAX = 4096
 V6_PREFIX = 64
-"""One customer has at least so many IPv6 addresses: they count as one."""
+"""IPv6 addresses with the same prefix of this length usually belong to one customer, so they count as one."""
 
 
 class _Address(Struct):
@@ -40,11 +40,11 @@ class WrongKeys:
     def __init__(self, clock: Clock, telemetry: Telemetry) -> None:
         self._clock = clock
         self._telemetry = telemetry
-        self._addresses: dict[str, _Address] = {}  # the one that was heard of last comes last
+        self._addresses: dict[str, _Address] = {}  # least recent first
         self._logged, self._logging_since = 0, clock.monotonic()
 
     def note(self, address: str) -> int:
-        """An address sent a wrong key: for how many seconds it must send no other; 0 if it may."""
+        """Count a wrong key of this address; returns for how many seconds it has to wait, or 0."""
         self._telemetry.wrong_key()
         now = self._clock.monotonic()
         name = group_of(address)
@@ -76,7 +76,7 @@ class WrongKeys:
 
 
 def group_of(address: str) -> str:
-    """The addresses that count as one: an IPv4 address alone, an IPv6 address with its network."""
+    """The name under which an address is counted: an IPv4 address, or the network of an IPv6 address."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,11 +1,12 @@
-"""The engine: keeps the promise. One instance of it runs the timers of the shards that it owns.
+"""The engine fires timers. Each instance runs one engine, for the timers of the shards that it owns.
 
-    Ownership    which shards are ours, and until when that may be believed
-    Alarm        when to look next
-    Engine       looks: begins what is due in the store, hands it to the dispatcher
+    Ownership    renews the leases: which shards this instance owns, and until when it can rely on that
+    Alarm        the time of the next poll (a "look" in this code)
+    Engine       polls: begins due timers in the store and passes them to the dispatcher
     Dispatcher   makes the attempts, within the limits of each destination
-    Recorder     writes what came of them, in batches
+    Recorder     writes the results to the store, in batches
 
-Memory says when, the store says what: nothing here holds a timer that has not been begun, so a restart loses nothing
-and a cancel is judged by the same row as the firing. Each loop is a step that tests call by hand and a dumb runner.
+Memory keeps only the time of the next poll; the store keeps the timers. The engine holds no timer that it has not
+begun, so a restart loses nothing, and a cancel and a firing compete for the same row. Each loop is a step that tests
+call directly, plus a plain runner.
 """

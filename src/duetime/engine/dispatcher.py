@@ -1,7 +1,8 @@
-"""Makes the attempts of begun timers, within the limits of each destination, and hands what came of them on.
+"""Makes the attempts of begun timers, within the limits of each destination, and passes the outcomes to the recorder.
 
-Nothing that did not leave us is counted: a timer whose destination can't take it, whose lease ran out, or for which we
-ran out of descriptors or lookups goes back to the store as it was, due as it was, and is logged and counted by cause.
+An attempt that never left the process does not count. If the destination is full, the lease ran out, or the process is
+out of file descriptors or lookup threads, the timer goes back to the store unchanged and keeps its due time. The
+metrics count these deferrals by cause.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from duetime.deliverer import Deliverer, Deliverers
 from duetime.engine.destinations import Destination, Destinations
 from duetime.engine.ownership import Ownership
 from duetime.engine.recorder import Recorder
+from duetime.instants import Instant
 from duetime.model import MINUTE_MS, SECOND_MS, Outcome, OutcomeKind, Timer, Unsent, destination_of
 from duetime.retry import Uniform
 from duetime.telemetry import Telemetry
@@ -26,11 +28,11 @@ log = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 INTERNAL_MS_MIN, INTERNAL_MS_MAX = SECOND_MS, 5 * MINUTE_MS
-"""How long a timer waits after an error of ours; a quarter of the time that it is overdue, within these."""
+"""Bounds of the wait after an internal error, which is a quarter of the time that the timer is overdue."""
 NAMESPACE_MS = 250
-"""How long a timer waits until its namespace, which another instance made just now, is known here."""
-SAY_MS = 10 * SECOND_MS
-"""How often the log says that something could not be sent for the same cause; metrics count them all."""
+"""How long a timer waits if this instance has not read its namespace yet, which another instance has just created."""
+LOG_INTERVAL_MS = 10 * SECOND_MS
+"""At most one log message per cause in this time; the metrics count every case."""
 
 
 class Dispatcher:
@@ -43,7 +45,7 @@ class Dispatcher:
         clock: Clock,
         telemetry: Telemetry,
         *,
-        room: Callable[[], None],
+        poll_again: Callable[[], None],
         uniform: Uniform,
     ) -> None:
         self._deliverers = deliverers
@@ -52,15 +54,15 @@ class Dispatcher:
         self._recorder = recorder
         self._clock = clock
         self._telemetry = telemetry
-        self._room = room
+        self._poll_again = poll_again
         self._uniform = uniform
-        self._workers: set[asyncio.Task[None]] = set()
-        self._said_at: dict[Unsent, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._logged_at: dict[Unsent, int] = {}
         self._draining = False
 
     def dispatch(self, timers: Sequence[Timer], spawn: Spawn) -> None:
-        """Start an attempt of each, queue it for its destination, or put it back."""
-        self._recorder.expect(timers)
+        """For each timer, start an attempt, queue it for its destination, or put it back."""
+        self._recorder.track(timers)
         now = self._clock.now()
         for timer in timers:
             if timer.lost >= lifecycle.LOST_MAX:
@@ -71,50 +73,50 @@ class Dispatcher:
             if self._draining:
                 self._put_back(timer, Unsent.DRAIN)
             elif destination.free(now):
-                destination.start(now)  # Already here: the next look must see that this one has things under way.
+                destination.start(now)  # Not only in the task: the next look must count this attempt.
                 destination.running += 1
                 destination.enter(timer)
-                worker = spawn(self._work(self._deliverers[type(target)], destination, timer))
-                self._workers.add(worker)
-                worker.add_done_callback(self._workers.discard)
+                task = spawn(self._deliver_queue(self._deliverers[type(target)], destination, timer))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             elif destination.takes(now):
                 self._destinations.queue(destination, timer)
             else:
                 self._hold_back(destination, timer)
 
     def sweep(self) -> None:
-        """Put the queues back that stand still."""
+        """Put stalled queues back into the store."""
         now = self._clock.now()
         for destination in self._destinations.stalled(now):
             destination.stall(now)
             self._put_queue_back(destination)
 
     def drain(self) -> None:
-        """Start nothing more: what has not been sent goes back to the store, due as it was."""
+        """Start no more attempts; timers that were not sent go back to the store with their due times."""
         self._draining = True
         for timer in self._destinations.take_waiting(self._destinations.queued):
             self._put_back(timer, Unsent.DRAIN)
 
     def abandon(self) -> None:
-        """Stop the attempts that a drain did not wait for; their outcome stays unrecorded."""
-        for worker in self._workers:
-            worker.cancel()
+        """Cancel the attempts that are still running after a drain; their outcomes are not recorded."""
+        for task in self._tasks:
+            task.cancel()
 
-    async def _work(self, deliverer: Deliverer, destination: Destination, timer: Timer | None) -> None:
-        """Deliver a timer, and then what has been waiting for the same destination."""
+    async def _deliver_queue(self, deliverer: Deliverer, destination: Destination, timer: Timer | None) -> None:
+        """Deliver a timer, then the timers in the queue of its destination."""
         try:
             while timer is not None:
                 sent_at = self._clock.now()
-                if self._may_leave(timer, sent_at):
+                if self._may_send(timer, sent_at):
                     destination.start(sent_at)
                     self._telemetry.lateness(sent_at - timer.fire_at)
                     try:
                         outcome = await deliverer.deliver(timer, timer.definition.timeout_ms)
                     except BaseException as error:
-                        outcome = _broke(timer, error)
-                    self._ended(destination, timer, outcome, sent_at)
+                        outcome = _outcome_of_error(timer, error)
+                    self._on_outcome(destination, timer, outcome, sent_at)
                 else:
-                    # Nothing was sent, so it goes back unspent, if it is still ours to put back: the fence judges that.
+                    # Nothing was sent. The fence refuses the put-back if the shard has a new owner.
                     self._put_back(timer, Unsent.LEASE)
                 destination.leave(timer)
                 timer = destination.waiting.popleft() if destination.waiting else None
@@ -124,38 +126,41 @@ class Dispatcher:
             self._freed(destination)
 
     def _freed(self, destination: Destination) -> None:
-        """A destination that could not take all that is due may have room for a good part of it now."""
+        """Poll again once a destination with timers left in the store holds at most half of what it held."""
         if destination.behind and destination.held <= destination.low:
             destination.low = -1
-            self._room()
+            self._poll_again()
 
-    def _may_leave(self, timer: Timer, now: int) -> bool:
-        """Whether no successor can be about to make this attempt, too."""
+    def _may_send(self, timer: Timer, now: Instant) -> bool:
+        """Whether it is certain that no other instance can make this attempt as well."""
         in_time = timer.deadline_at is None or now + timer.definition.timeout_ms <= timer.deadline_at
         return in_time and self._ownership.trusts(timer)
 
-    def _ended(self, destination: Destination, timer: Timer, outcome: Outcome, sent_at: int) -> None:
+    def _on_outcome(self, destination: Destination, timer: Timer, outcome: Outcome, sent_at: Instant) -> None:
         now = self._clock.now()
         if outcome.kind is OutcomeKind.UNSENT:
             self._unsent(destination, timer, outcome, now)
             return
         if destination.note(outcome, now):
-            log.warning("%s does not answer: pausing its timers", destination.name)
+            log.warning("destination %s does not respond: its circuit breaker is open", destination.name)
             self._put_queue_back(destination)
-        self._recorder.settle(timer, outcome, sent_at, now)
+        self._recorder.settle(timer, outcome, sent_at=sent_at, now=now)
 
-    def _unsent(self, destination: Destination, timer: Timer, outcome: Outcome, now: int) -> None:
+    def _unsent(self, destination: Destination, timer: Timer, outcome: Outcome, now: Instant) -> None:
         cause = outcome.cause or Unsent.INTERNAL
-        if now - self._said_at.get(cause, 0) >= SAY_MS:
-            self._said_at[cause] = now
-            log.warning("%s/%s was not sent (%s): %s", timer.namespace, timer.id, cause, outcome.error)
-        if cause in (Unsent.INTERNAL, Unsent.NAMESPACE):  # neither says anything about the destination
+        if now - self._logged_at.get(cause, 0) >= LOG_INTERVAL_MS:
+            self._logged_at[cause] = now
+            log.warning(
+                "timer %s/%s was not sent and will be tried again (%s): %s",
+                *(timer.namespace, timer.id, cause, outcome.error),
+            )
+        if cause in (Unsent.INTERNAL, Unsent.NAMESPACE):  # the destination is not the cause
             wait_ms = NAMESPACE_MS
             if cause is Unsent.INTERNAL:
                 wait_ms = max(INTERNAL_MS_MIN, min((now - timer.execute_at) // 4, INTERNAL_MS_MAX))
             self._put_back(timer, cause, fire_at=now + round(self._uniform(wait_ms, 1.5 * wait_ms)))
             return
-        destination.hold(now)
+        destination.back_off(now)
         self._hold_back(destination, timer, cause)
         self._put_queue_back(destination)
 
@@ -168,18 +173,18 @@ class Dispatcher:
         self._destinations.limit(destination, timer.namespace)
         self._put_back(timer, cause)
 
-    def _put_back(self, timer: Timer, cause: Unsent, fire_at: int | None = None) -> None:
+    def _put_back(self, timer: Timer, cause: Unsent, fire_at: Instant | None = None) -> None:
         self._telemetry.deferred(cause)
         fire_at = timer.fire_at if fire_at is None else fire_at
         away = cause is Unsent.BROKER
         self._recorder.add(timer, lifecycle.defer(timer, fire_at=fire_at, now=self._clock.now(), away=away))
 
 
-def _broke(timer: Timer, error: BaseException) -> Outcome:
-    """The outcome of an attempt whose deliverer raised: the engine goes on, and the attempt does not count."""
+def _outcome_of_error(timer: Timer, error: BaseException) -> Outcome:
+    """The outcome of an attempt whose deliverer raised an error; it does not count as an attempt."""
     task = asyncio.current_task()
-    # Something that the deliverer waited for may have been canceled; an attempt that was itself canceled ends.
+    # A CancelledError may come from something that the deliverer awaited: re-raise only if this task is canceled.
     if not isinstance(error, Exception | asyncio.CancelledError) or (task is not None and task.cancelling()):
         raise error
-    log.error("delivery of %s/%s broke", timer.namespace, timer.id, exc_info=error)
-    return Outcome(kind=OutcomeKind.UNSENT, cause=Unsent.INTERNAL, error="an error of ours, see the log")
+    log.error("timer %s/%s: delivering it raised an error", timer.namespace, timer.id, exc_info=error)
+    return Outcome(kind=OutcomeKind.UNSENT, cause=Unsent.INTERNAL, error="internal error, see the log")

@@ -1,4 +1,8 @@
-"""Looks for what is due, begins it in the store and hands it out; and starts, drains and stops the parts."""
+"""Polls for due timers, begins them in the store and dispatches them; also starts, drains and stops the engine's parts.
+
+One poll is called a look. While few timers are due, a look begins the oldest ones ("by age"). While many are due, it
+begins a portion of each lane ("by lane"), and a survey asks the store now and then which lanes have due timers.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from duetime.engine.ownership import Ownership
 from duetime.engine.recorder import Recorder
 from duetime.engine.watchdog import Watchdog
 from duetime.errors import StoreError, StoreFailed, StoreIndeterminate, StoreUnavailable
+from duetime.instants import EPOCH, Instant
 from duetime.model import DAY_MS, MINUTE_MS, SECOND_MS, Timer, destination_of, lane_of
 from duetime.retry import Uniform
 from duetime.store import UNNAMED, About, Begun, Hint, Store
@@ -29,30 +34,31 @@ log = logging.getLogger(__name__)
 
 UNHELD_WAIT_SECONDS = 0.05
 FULL_WAIT_SECONDS = 0.25
-AGAIN_MS = SECOND_MS
-"""How soon to look again after the store failed."""
+RETRY_MS = SECOND_MS
+"""How soon to poll again after the store failed."""
 RETURN_MS = 20
-"""How soon to look for a timer that was put back."""
+"""How soon to poll for a timer that was put back."""
 LANE_MAX = 16
-"""How many timers of one lane a look begins when nothing is known of its destination."""
+"""The most timers of one lane that a look begins if its destination has no limit of its own."""
 BY_AGE_MAX = 256
-"""How many timers a look begins when it does not know for whom they are."""
-REACH = 1_000
-"""So many due timers are too many to take them oldest first, unless all of them can be taken."""
+"""The most timers that a look by age begins: it can't know their namespaces and destinations in advance."""
+SURVEY_DUE_MAX = 1_000
+"""A survey counts due timers up to this number. Looks by age can resume below half of it."""
 BY_LANE_MS = 1_000
-"""How long timers are begun by lane at least: to begin with that takes a survey."""
+"""The shortest time by lane: switching to it costs a survey."""
 RELAX_MS = 1_000
-OPEN_MS = 100
-"""Pauses of destinations end at multiples of this: hundreds of them need few looks."""
+PAUSE_END_STEP_MS = 100
+"""Polls for destinations whose pause ends happen at multiples of this, so that one poll serves many of them."""
 SURVEY_AHEAD_MS = 1_000
 SURVEY_GAP_SECONDS = 0.05
 SURVEY_REST = 10
-"""A survey of the lanes rests for so many times as long as it took."""
+"""The pause after a survey, as a multiple of the time that it took."""
 LOOK_GAP_SECONDS = 0.002
-"""Between a look that found everything and the next one: what falls due meanwhile shares a commit."""
+"""The pause after a look that left nothing due: timers that fall due meanwhile share a commit."""
 PURGE_BATCH = 10_000
 PURGE_REST_SECONDS = 0.01
-"""Between two batches of old timers at least. It is as long as the batch took: upkeep has half of the time at most."""
+"""The shortest pause between two purge batches. The pause is as long as the batch took, so purging takes at most half
+of the time."""
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
@@ -85,7 +91,7 @@ class Engine:
         self._telemetry = telemetry
         self._weight = weight
         self.clock = self._clock = corrected = CorrectedClock(clock)
-        """What everybody but the ownership, which measures how far the machine's is off, takes the time from."""
+        """The clock for everything except ``Ownership``, which measures how far the machine's clock is off."""
         self.ownership = Ownership(
             store,
             clock,
@@ -93,7 +99,7 @@ class Engine:
             lease_ms=self.options.lease_ms,
             about=about,
             owner_id=owner_id,
-            busy=lambda shard: shard in self._looking_at or self.recorder.expects(shard),
+            busy=lambda shard: shard in self._looking_at or self.recorder.has_in_flight(shard),
             measured=corrected.correct,
             gained=lambda: self.nudge(),
         )
@@ -113,28 +119,29 @@ class Engine:
             self.recorder,
             corrected,
             telemetry,
-            room=lambda: self.alarm.nudge(0),
+            poll_again=lambda: self.alarm.nudge(EPOCH),
             uniform=uniform,
         )
         self.watchdog = Watchdog(
             store, self.ownership, self.destinations, corrected, telemetry, free=lambda: self._free()
         )
         self.lanes = Lanes()
-        self._relax_at = 0
+        self._relax_at = EPOCH
         self._survey_now = asyncio.Event()
-        self._by_lane_since = 0
+        self._by_lane_since = EPOCH
         self._survey_rest = 0.0
-        self._surveyed_until = 0
-        """What falls due later is found by the next survey."""
+        self._surveyed_until = EPOCH
+        """Timers that fall due later than this are found by the next survey."""
         self._draining = asyncio.Event()
         self._looking_at: dict[int, int] = {}
-        """The shards of a begin that is under way: what it brings is not expected by anybody yet."""
+        """The shards of the begin in progress: the recorder does not count its timers yet."""
 
     def nudge(self, *timers: Timer) -> None:
-        """Timers were written: by a client of ours, and maybe for another owner. None: look at everything anew."""
+        """Poll in time for these timers, which a client of this instance has written; another instance may own them.
+        Without timers: poll and survey at once."""
         if not timers:
             self._survey_now.set()
-            self.alarm.nudge(0)
+            self.alarm.nudge(EPOCH)
             return
         at = timers[0].fire_at if len(timers) == 1 else min(timer.fire_at for timer in timers)
         self.alarm.nudge(at)
@@ -146,7 +153,7 @@ class Engine:
             self._store.hint(Hint(due_at=at))
 
     def heard(self, hint: Hint) -> None:
-        """Another instance knows something."""
+        """Handle a hint from another instance."""
         if hint.due_at is not None:
             self.alarm.nudge(hint.due_at)
             self._survey_now.set()
@@ -154,25 +161,25 @@ class Engine:
             self.ownership.wake()
 
     def _returned(self, timer: Timer) -> None:
-        """A timer is pending again. One that was put back is due already: what held it back may last."""
+        """A timer is pending again. If it was put back, it is due already, but its obstacle may last: wait a little."""
         self.alarm.nudge(max(timer.fire_at, self._clock.now() + RETURN_MS))
         if self.lanes.active:
             self.lanes.learn_timer(timer)
 
     def _freed(self) -> None:
-        """Slots have become free."""
+        """Poll if the last look was short of slots: some have become free."""
         if self.lanes.short:
-            self.alarm.nudge(0)
+            self.alarm.nudge(EPOCH)
 
     def _free(self) -> int:
-        return self.options.in_flight_max - self.recorder.under_way
+        return self.options.in_flight_max - self.recorder.slots_in_flight
 
     def _begin_max(self) -> int:
-        """How many timers a look begins at most: of the slots that are free it leaves half to the next one."""
+        """The most timers that a look begins: it leaves half of the free slots to the next look."""
         return max(1, min(self.options.begin_max, self._free() // 2))
 
     async def look(self, spawn: Spawn) -> bool:
-        """Begin what is due, as much as can be delivered soon, and hand it out; whether there may be more of it."""
+        """Begin as many due timers as can be delivered soon, and dispatch them. Returns whether more may be due."""
         self._looking_at = held = dict(self.ownership.held())
         self.alarm.reset()
         self.dispatcher.sweep()
@@ -183,11 +190,11 @@ class Engine:
             look = self._look_by_lane if self.lanes.active else self._look_by_age
             begun, more = await look(held, self._begin_max(), spawn)
         except StoreUnavailable as error:
-            log.warning("could not look for due timers: %s", error)
-            self.alarm.nudge(self._clock.now() + AGAIN_MS)
+            log.warning("could not poll for due timers: %s", error)
+            self.alarm.nudge(self._clock.now() + RETRY_MS)
             return False
         except StoreIndeterminate as error:
-            log.warning("the fate of a begin is unknown, claiming the shards anew: %s", error)
+            log.warning("unknown whether timers were begun, claiming the shards again: %s", error)
             self.ownership.distrust(held)
             return False
         finally:
@@ -200,12 +207,15 @@ class Engine:
                 progress.begun_at = progress.looked_at
             self._telemetry.fenced(len(begun.refused))
             self.ownership.lose(begun.refused)
+            if begun.unknown:
+                log.warning("unknown whether timers were begun, claiming the shards again: %s", sorted(begun.unknown))
+                self.ownership.distrust(begun.unknown)
         if more:
-            self.alarm.nudge(0)
+            self.alarm.nudge(EPOCH)
         return more
 
     async def _look_by_age(self, held: Mapping[int, int], limit: int, spawn: Spawn) -> tuple[Begun, bool]:
-        """Begin the oldest that are due. A lane brings no more than a new destination takes, or what is known of it."""
+        """Begin the oldest due timers: of each lane at most ``LANE_MAX``, or the limit of its destination."""
         now, free = self._clock.now(), self._free()
         if now >= self._relax_at:
             self.destinations.relax(now, free, LANE_MAX)
@@ -213,17 +223,18 @@ class Engine:
         limits = self.destinations.limits(now, free, self._weight)
         spare = (free - self.options.in_flight_max // 2) // self.recorder.size_max
         limit = max(1, min(limit, BY_AGE_MAX, spare))
-        begun = await self._store.begin(self.ownership.owner_id, held, limit, lane_max=LANE_MAX, wide=limits)
+        begun = await self._store.begin(self.ownership.owner_id, held, limit, lane_max=LANE_MAX, lane_limits=limits)
         self.dispatcher.dispatch(begun.timers, spawn)
         if begun.next_at is not None and not begun.more:
             self.alarm.nudge(begun.next_at)
-        again = self._see_limits(begun, limits)
+        again = self._update_limits(begun, limits)
         if begun.more or self._free() < self.options.in_flight_max // 2:
             self._go_by_lane()
         return begun, again
 
-    def _see_limits(self, begun: Begun, limits: Mapping[int, int]) -> bool:
-        """Find the lanes that the look took all of that it might; whether some of them can take more at once."""
+    def _update_limits(self, begun: Begun, limits: Mapping[int, int]) -> bool:
+        """Update the limited lanes: add those that reached their limit in this look. Returns whether to look again at
+        once because some destination has room for more."""
         now, free, again = self._clock.now(), self._free(), False
         taken: Counter[tuple[str, str]] = Counter()
         if len(begun.timers) >= LANE_MAX or limits:
@@ -237,16 +248,16 @@ class Engine:
             destination.behind = False
             if any(not limits.get(lane) for lane in destination.lanes):
                 destination.fall_behind()
-                if destination.opens_at is not None and destination.opens_at > now:
-                    self.alarm.nudge(-(-destination.opens_at // OPEN_MS) * OPEN_MS)
-                elif emptied:  # Others can have what these did not need.
+                if destination.paused_until is not None and destination.paused_until > now:
+                    self.alarm.nudge(Instant(-(-destination.paused_until // PAUSE_END_STEP_MS) * PAUSE_END_STEP_MS))
+                elif emptied:  # Other lanes can use what these did not need.
                     again |= self.destinations.room(destination, now, free) > 0
         for (namespace, name), count in taken.items():
             lane = lane_of(namespace, name)
             if count < limits.get(lane, LANE_MAX):
                 continue
             destination = self.destinations[name]
-            destination.lanes.pop(lane, None)  # to the end: others are first the next time
+            destination.lanes.pop(lane, None)  # move to the end: other lanes come first next time
             self.destinations.limit(destination, namespace)
             destination.fall_behind()
             again |= self.destinations.room(destination, now, free) >= LANE_MAX
@@ -259,7 +270,7 @@ class Engine:
         self._surveyed_until = self._survey_until()
         self._survey_now.set()
 
-    def _survey_until(self) -> int:
+    def _survey_until(self) -> Instant:
         ahead_ms = self.options.look_interval_ms + SURVEY_AHEAD_MS + round(1000 * self._survey_rest)
         return self._clock.now() + ahead_ms
 
@@ -270,13 +281,13 @@ class Engine:
                 self.destinations.limit(destination, namespace)
 
     async def _look_by_lane(self, held: Mapping[int, int], limit: int, spawn: Spawn) -> tuple[Begun | None, bool]:
-        """Begin a portion of each lane that has something due and whose destination can take it."""
+        """Begin a portion of each lane that has due timers and whose destination has room."""
         portions, next_at = self.lanes.portions(
             self.destinations,
             now=self._clock.now(),
             limit=limit,
             free=self._free(),
-            in_flight=self.recorder.by_namespace,
+            in_flight=self.recorder.slots_by_namespace,
             weight=self._weight,
             size=self.recorder.size,
         )
@@ -285,7 +296,7 @@ class Engine:
         if not portions:
             return None, False
         begun = await self._store.begin_lanes(self.ownership.owner_id, held, limit, portions)
-        behind = self.lanes.begun(portions, begun, self._clock.now())
+        behind = self.lanes.update_after_look(portions, begun, self._clock.now())
         self.dispatcher.dispatch(begun.timers, spawn)
         for name in behind:
             self.destinations[name].fall_behind()
@@ -294,7 +305,7 @@ class Engine:
         return begun, len(begun.timers) == limit
 
     async def _survey(self) -> None:
-        """While timers are begun by lane, find lanes that nobody told of, and see when that can end."""
+        """While timers are begun by lane, find lanes that no nudge reported, and switch back to "by age" in time."""
         while True:
             await self._survey_now.wait()
             self._survey_now.clear()
@@ -306,16 +317,16 @@ class Engine:
             except StoreFailed:
                 raise
             except StoreError as error:
-                log.warning("could not see which lanes have due timers: %s", error)
-                due = REACH
-            self.alarm.nudge(0)
+                log.warning("could not read which lanes have due timers: %s", error)
+                due = SURVEY_DUE_MAX
+            self.alarm.nudge(EPOCH)
             lasted = self._clock.now() - self._by_lane_since >= BY_LANE_MS
-            if lasted and due < REACH // 2 and self._free() >= self.options.in_flight_max // 2:
+            if lasted and due < SURVEY_DUE_MAX // 2 and self._free() >= self.options.in_flight_max // 2:
                 self._go_by_age()
                 continue
             took = self._clock.monotonic() - started
             self._survey_rest = SURVEY_REST * took
-            # The next one ends before what this one looked ahead to is over.
+            # The next survey must end before the time that this one looked ahead to.
             left = (self._surveyed_until - self._clock.now()) / 1000 - took
             await self._clock.sleep(max(SURVEY_GAP_SECONDS, min(self._survey_rest, left)))
             left = (self._surveyed_until - self._clock.now()) / 1000 - took
@@ -323,22 +334,25 @@ class Engine:
             self._survey_now.set()
 
     async def _survey_once(self) -> int:
-        """Learn which lanes have timers that are due by the next survey; how many are due in all, up to a limit."""
+        """Learn which lanes have timers due before the next survey. Returns how many are due now, at most
+        ``SURVEY_DUE_MAX``."""
         self._surveyed_until = until = self._survey_until()
-        page = await self._store.lanes(until, due_max=REACH)
+        page = await self._store.lanes(until, due_max=SURVEY_DUE_MAX)
         due = page.due
         self.lanes.learn_all(page.lanes)
         while page.next is not None:
-            self.alarm.nudge(0)
+            self.alarm.nudge(EPOCH)
             page = await self._store.lanes(until, after=page.next)
             self.lanes.learn_all(page.lanes)
         return due
 
     async def run(self) -> None:
-        """Fire timers until ``drain`` is called; then finish what is in flight and give the shards up."""
+        """Fire timers until ``drain`` is called; then finish the attempts in flight and release the shards."""
         async with asyncio.TaskGroup() as upkeep:
             owning = upkeep.create_task(self.ownership.run())
-            loops = [upkeep.create_task(loop) for loop in (self.recorder.run(), self._survey(), self._purge())]
+            loops = [upkeep.create_task(loop) for loop in (self.recorder.run(), self._survey())]
+            if not self._store.abilities.expires_history:
+                loops.append(upkeep.create_task(self._purge()))
             async with asyncio.TaskGroup() as attempts:
                 await self._fire(attempts.create_task)
                 await self._finish()
@@ -351,13 +365,13 @@ class Engine:
             try:
                 await self.ownership.leave()
             except StoreError as error:
-                log.warning("could not release the shards, their leases will run out: %s", error)
+                log.warning("could not release the shards; their leases will run out: %s", error)
 
     def drain(self) -> None:
-        """Begin and start nothing more."""
+        """Begin no more timers and start no more attempts."""
         self._draining.set()
         self.dispatcher.drain()
-        self.alarm.nudge(0)
+        self.alarm.nudge(EPOCH)
         self.recorder.recorded.set()
 
     async def _fire(self, spawn: Spawn) -> None:
@@ -370,20 +384,23 @@ class Engine:
             else:
                 if not await self.look(spawn):
                     await self._clock.sleep(LOOK_GAP_SECONDS)
-                await self.alarm.ring()
+                await self.alarm.wait()
 
     async def _finish(self) -> None:
         until = self._clock.monotonic() + self.options.drain_ms / 1000
-        while self.recorder.under_way and (left := until - self._clock.monotonic()) > 0:
+        while self.recorder.slots_in_flight and (left := until - self._clock.monotonic()) > 0:
             self.recorder.recorded.clear()
             await self._clock.sleep(left, self.recorder.recorded)
-        if self.recorder.under_way:
-            log.warning("%d attempts were still under way: they will be fired again", self.recorder.under_way)
+        if self.recorder.slots_in_flight:
+            log.warning(
+                "%d timers had no recorded outcome when DUETIME_DRAIN_TIMEOUT ended: they will fire again",
+                self.recorder.timers_by_shard.total(),
+            )
         else:
-            log.info("every outcome is recorded")
+            log.info("all outcomes are recorded")
 
     async def _purge(self) -> None:
-        """Drop what is older than its retention, as fast as timers can finish, and not faster than the store can."""
+        """Delete finished timers past their retention: as fast as timers finish, but without overloading the store."""
         while True:
             started = self._clock.monotonic()
             try:
@@ -391,7 +408,7 @@ class Engine:
             except StoreFailed:
                 raise
             except StoreError as error:
-                log.warning("could not drop old timers: %s", error)
+                log.warning("could not delete old timers: %s", error)
                 dropped = 0
             took = self._clock.monotonic() - started
             interval = self.options.purge_interval_ms / 1000

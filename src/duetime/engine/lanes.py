@@ -1,17 +1,17 @@
-"""Which lanes have due timers, and how much of each to begin: used while too many are due to take the oldest of all.
+"""Fair scheduling: which lanes have due timers and how many of each to begin, while more is due than can be begun.
 
-A lane is the timers of one namespace for one destination. While everything that is due can be begun, the engine takes
-the oldest and needs no lanes. When that would not get past what is held back, or when somebody would go short, it asks
-the store which lanes have something due, keeps that up to date from what it begins and hears, and deals what there is:
+A lane is the timers of one namespace for one destination. While the engine can begin everything that is due, it begins
+the oldest timers first and needs no lanes. When held-back timers would block the rest, or a namespace would get less
+than its share, it asks the store which lanes have due timers, keeps that list current, and divides the free slots:
 
-- between namespaces by their weights, and evenly between the lanes of one;
-- to each destination what it can take (``Destinations``);
-- one namespace has no more under way to destinations that answer than is free, and to the others half as much;
-- destinations that do not answer have at most half of what is free, those that are new as much as is free;
-- a destination that has nothing under way may have one attempt nearly always: so a new one, or one that is back, can
-  show that it answers.
+- between namespaces by weight, and evenly between the lanes of a namespace;
+- to each destination no more than it can take (``Destinations``);
+- at destinations that respond, a namespace holds at most as many slots as are free, and half as many at others;
+- destinations that do not respond hold at most half as many slots as are free, and new ones as many as are free;
+- a destination with nothing in flight gets one attempt nearly always, so that a new or recovered one can show that it
+  responds.
 
-Each limit is a part of what is free. So there is always something left for the next that comes.
+Each limit is relative to the free slots, so some are always left for the next timers.
 """
 
 from __future__ import annotations
@@ -22,61 +22,62 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from duetime.engine.destinations import Destination, Destinations, Trust
+from duetime.instants import EPOCH, Instant
 from duetime.model import Timer, destination_of, lane_of
 from duetime.store import Begun, Lane, Portion
 
 KNOWN_MAX = 100_000
 PORTIONS_MAX = 64
-"""From how many lanes a look takes timers."""
+"""The most lanes per look."""
 PORTION_MIN = 16
 OVERBOOKING = 4
-"""How many times the limit the portions of a look may add up to: most lanes have less due than they may have."""
+"""The portions of a look may add up to this many times its limit: most lanes have less due than their portion."""
 UNANSWERED_MAX = 48
-"""How many attempts one look starts to destinations that have not answered: connecting is expensive."""
+"""The most attempts per look to destinations that have not responded: connecting is expensive."""
 UNANSWERED_WAIT_MS = 100
-"""How long a lane is passed over whose destination does not answer and may not have more."""
-CLOSED_WAIT_MS = 1_000
-"""How long a lane is passed over whose destination has an open breaker: an attempt that is under way may close it."""
+"""How long to skip a lane whose destination does not respond and has used up its share."""
+PAUSED_WAIT_MS = 1_000
+"""The longest time to skip a lane whose destination has an open breaker: an attempt in flight may close it."""
 SHORT_WAIT_MS = 20
-"""How long a lane is passed over because of ``UNANSWERED_MAX``. Waits end at multiples of their length, so that many
-lanes need few looks."""
+"""How long to skip a lane because of ``UNANSWERED_MAX``. Waits end at multiples of their length, so that one look
+serves many lanes."""
 LANES_PER_WAIT = 1_000
-"""Such waits are as many times as long as there are lanes by this number: going through them takes time."""
+"""These waits are multiplied by 1 + lanes // this, because a pass over many lanes takes long."""
 READY_MAX = 2_000
-"""How many lanes a look goes through."""
+"""The most lanes that a look goes through."""
 
 
-class Known(Struct):
-    """What is known of a lane."""
+class LaneState(Struct):
+    """The state of a lane."""
 
     namespace: str
     destination: str
-    fire_at: int  # of its earliest timer
-    ready_at: int = 0  # not before
+    fire_at: Instant  # of its earliest timer
+    ready_at: Instant = EPOCH  # not before
 
 
 class Lanes:
     def __init__(self) -> None:
-        self._known: dict[int, Known] = {}
-        self._learned: dict[int, int] = {}
+        self._known: dict[int, LaneState] = {}
+        self._learned: dict[int, Instant] = {}
         self._passed_over: set[str] = set()
         self._served: dict[str, float] = {}
-        """How much each namespace has had of late, for its weight; who had least is first."""
+        """Timers begun per namespace, divided by its weight; the namespace with the least comes first."""
         self._weights: dict[str, int] = {}
         self.short = False
-        """Whether the latest look passed over somebody because too few slots are free."""
+        """Whether the last look skipped a lane because too few slots were free."""
         self.active = False
         """Whether timers are begun by lane."""
 
-    def learn(self, lane: int, namespace: str, destination: str, fire_at: int) -> None:
+    def learn(self, lane: int, namespace: str, destination: str, fire_at: Instant) -> None:
         """A timer of this lane falls due at ``fire_at``."""
         known = self._known.get(lane)
         if known is not None:
             known.fire_at = min(known.fire_at, fire_at)
         else:
-            if len(self._known) >= KNOWN_MAX:  # The first has waited for longest; the next survey finds it again.
+            if len(self._known) >= KNOWN_MAX:  # Drop the one served longest ago; the next survey finds it again.
                 del self._known[next(iter(self._known))]
-            self._known[lane] = Known(namespace, destination, fire_at)
+            self._known[lane] = LaneState(namespace, destination, fire_at)
         self._learned[lane] = min(fire_at, self._learned.get(lane, fire_at))
 
     def learn_timer(self, timer: Timer) -> None:
@@ -87,8 +88,8 @@ class Lanes:
         for lane in lanes:
             self.learn(lane.lane, lane.namespace, lane.destination, lane.fire_at)
 
-    def end(self, now: int) -> list[tuple[str, str]]:
-        """Timers are begun oldest first again. Returns the namespaces and destinations of lanes with something due."""
+    def end(self, now: Instant) -> list[tuple[str, str]]:
+        """Go back to the oldest timers first. Returns the namespace and destination of each lane with due timers."""
         self.active = False
         due = [(known.namespace, known.destination) for known in self._known.values() if known.fire_at <= now]
         self._known.clear()
@@ -101,14 +102,14 @@ class Lanes:
         self,
         destinations: Destinations,
         *,
-        now: int,
+        now: Instant,
         limit: int,
         free: int,
         in_flight: Mapping[str, int],
         weight: Callable[[str], int],
         size: Callable[[str], int] = lambda namespace: 1,
-    ) -> tuple[list[Portion], int | None]:
-        """How much to begin of which lane, and when to ask again if nothing happens before."""
+    ) -> tuple[list[Portion], Instant | None]:
+        """How many timers to begin per lane, and when to call this again if nothing changes before."""
         self._learned.clear()
         self._passed_over.clear()
         self.short = False
@@ -123,17 +124,17 @@ class Lanes:
             sharing[known.destination] += weights[known.namespace]
         sizes = {name: min(size(name), 1 + destinations.in_flight_max // 4) for name in weights}
         budget = _Budget(destinations, now, free, in_flight, weights, sharing, sizes)
-        chosen: list[tuple[int, Known, int]] = []
-        for lane, known in _in_turn(ready, self._served):
+        chosen: list[tuple[int, LaneState, int]] = []
+        for lane, known in _round_robin(ready, self._served):
             trust = budget.trusts[known.destination]
-            if trust is Trust.FRESH and budget.spent:  # There may be many, so it must not take long.
+            if trust is Trust.FRESH and budget.spent:  # There may be many new destinations: this must be quick.
                 known.ready_at = budget.later(trust, len(self._known))
             elif not (room := budget.room(known, destination := destinations[known.destination])):
                 self._passed_over.add(known.destination)
                 destination.fall_behind()
                 if trust is not Trust.PROVEN:
-                    opens_at = min(destination.opens_at or 0, now + CLOSED_WAIT_MS)
-                    known.ready_at = _multiple(max(now, opens_at - 1), UNANSWERED_WAIT_MS)
+                    paused_until = min(destination.paused_until or EPOCH, now + PAUSED_WAIT_MS)
+                    known.ready_at = _next_multiple(max(now, paused_until - 1), UNANSWERED_WAIT_MS)
             elif most := budget.take(known, destination, room):
                 chosen.append((lane, known, most))
                 if len(chosen) == PORTIONS_MAX:
@@ -144,13 +145,13 @@ class Lanes:
                 self.short = True
             else:
                 known.ready_at = budget.later(trust, len(self._known))
-            if trust is Trust.PROVEN and len(self._known) > READY_MAX:  # Otherwise an attempt that ends brings a look.
+            if trust is Trust.PROVEN and len(self._known) > READY_MAX:  # With fewer, the next finished attempt polls.
                 known.ready_at = budget.later(trust, len(self._known))
             if known.ready_at > now:
                 next_at = min(next_at or known.ready_at, known.ready_at)
         per_lane = max(PORTION_MIN, OVERBOOKING * limit // max(1, len(chosen)))
         lanes_of = Counter(known.namespace for _, known, _ in chosen)
-        for lane, _, _ in chosen:  # to the end: others are first the next time
+        for lane, _, _ in chosen:  # move to the end: other lanes come first next time
             self._known[lane] = self._known.pop(lane)
         portions = [
             Portion(lane, min(most, per_lane), weights[known.namespace] / lanes_of[known.namespace])
@@ -158,9 +159,9 @@ class Lanes:
         ]
         return portions, next_at
 
-    def begun(self, portions: Sequence[Portion], begun: Begun, now: int) -> set[str]:
-        """A look has begun these portions. What was learned meanwhile it may have missed. Returns the destinations that
-        have more due."""
+    def update_after_look(self, portions: Sequence[Portion], begun: Begun, now: Instant) -> set[str]:
+        """Update the lanes after a look. It may have missed timers that were learned while it ran. Returns the
+        destinations that have more due."""
         for namespace, count in Counter(timer.namespace for timer in begun.timers).items():
             if namespace in self._served:
                 self._served[namespace] += count / self._weights[namespace]
@@ -179,9 +180,9 @@ class Lanes:
                 behind.add(known.destination)
         return behind
 
-    def _ready(self, now: int) -> tuple[list[tuple[int, Known]], int | None]:
-        """The lanes whose time has come, and when that of the next one does."""
-        ready: list[tuple[int, Known]] = []
+    def _ready(self, now: Instant) -> tuple[list[tuple[int, LaneState]], Instant | None]:
+        """The lanes that are ready now, and when the next one will be."""
+        ready: list[tuple[int, LaneState]] = []
         next_at = None
         for lane, known in self._known.items():
             at = max(known.fire_at, known.ready_at)
@@ -196,12 +197,12 @@ class Lanes:
 
 
 class _Budget:
-    """What a look may begin: what each destination has room for, and what is left of each limit."""
+    """What one look may begin: the room of each destination, and what is left of each limit."""
 
     def __init__(
         self,
         destinations: Destinations,
-        now: int,
+        now: Instant,
         free: int,
         in_flight: Mapping[str, int],
         weights: Mapping[str, int],
@@ -229,14 +230,14 @@ class _Budget:
         untried = sum(trust is not Trust.PROVEN for trust in self.trusts.values())
         self._starts_each = max(1, UNANSWERED_MAX // max(1, untried))
 
-    def room(self, known: Known, destination: Destination) -> int:
-        """The part of its destination's room that a lane may have, beside the lanes of other namespaces."""
+    def room(self, known: LaneState, destination: Destination) -> int:
+        """The lane's share of its destination's room, which it shares with the lanes of other namespaces."""
         room = self._destinations.room(destination, self._now, self._free)
         part = -(-room * self._weights[known.namespace] // self._sharing[known.destination])
         return min(part, self._rooms.setdefault(known.destination, room))
 
-    def take(self, known: Known, destination: Destination, room: int) -> int:
-        """How much to begin of a lane whose destination has this much room."""
+    def take(self, known: LaneState, destination: Destination, room: int) -> int:
+        """Reserve and return how many timers to begin of a lane whose share of the room is ``room``."""
         trust, namespace = self.trusts[known.destination], known.namespace
         size = self._sizes[namespace]
         if size > 1:
@@ -255,7 +256,7 @@ class _Budget:
             self._pools[trust] -= most * size
             self._starts[trust] -= most
             self._unproven[namespace] += most * size
-        elif size > 1:  # It is not overbooked.
+        elif size > 1:  # Large timers are not overbooked.
             self._answered[namespace] += most * size
         self._for_large -= most * size if size > 1 else 0
         self._rooms[known.destination] -= most
@@ -263,22 +264,22 @@ class _Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether this look starts no more attempts to new destinations."""
+        """Whether this look may start no more attempts to new destinations."""
         return self._starts[Trust.FRESH] <= 0
 
-    def later(self, trust: Trust, lanes: int) -> int:
-        """Until when to pass over a lane that got nothing: the next look may start more, or some must end before."""
+    def later(self, trust: Trust, lanes: int) -> Instant:
+        """Until when to skip a lane that got nothing: until the next look, or until some attempts have ended."""
         wait_ms = UNANSWERED_WAIT_MS if self._starts.get(trust, 0) > 0 else SHORT_WAIT_MS
-        return _multiple(self._now, wait_ms * (1 + lanes // LANES_PER_WAIT))
+        return _next_multiple(self._now, wait_ms * (1 + lanes // LANES_PER_WAIT))
 
 
-def _multiple(now: int, wait_ms: int) -> int:
-    """The end of a wait."""
-    return (now // wait_ms + 1) * wait_ms
+def _next_multiple(now: Instant, wait_ms: int) -> Instant:
+    """The next multiple of ``wait_ms`` after ``now``."""
+    return Instant((now // wait_ms + 1) * wait_ms)
 
 
-def _in_turn(lanes: list[tuple[int, Known]], served: Mapping[str, float]) -> Iterable[tuple[int, Known]]:
-    """One lane of each namespace after the other, then the second of each."""
+def _round_robin(lanes: list[tuple[int, LaneState]], served: Mapping[str, float]) -> Iterable[tuple[int, LaneState]]:
+    """Round robin: the first lane of each namespace, then the second of each, and so on."""
     places: Counter[str] = Counter()
     turns: list[tuple[int, float, int]] = []
     for number, (_, known) in enumerate(lanes):

@@ -1,8 +1,8 @@
-"""Every setting of a Duetime process: where it comes from, what it may be, what it means.
+"""Every setting of a Duetime process: its source, its accepted values and its meaning.
 
-Owns the one table ``SETTINGS``, from which values are parsed and the documentation is tested. A name or value that is
-not in it stops the start with a ``SettingsError`` of one line that names the setting, what was given and what is
-accepted; values that carry credentials are never repeated in a message or in ``repr``.
+Owns the one table ``SETTINGS``, which parses the values and which the documentation is tested against. An unknown name
+or a bad value raises a one-line ``SettingsError`` that names the setting, the given value and the accepted ones, and
+the process does not start. Values that carry credentials never appear in a message or in ``repr``.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 from msgspec import Struct
 
+from duetime.databases import DATABASES, database_of
 from duetime.errors import SettingsError
 from duetime.model import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from duetime.settings import values as value
 from duetime.settings.sources import read_env, read_toml
-from duetime.settings.values import FORCED_AUTH, KIB, MIB, POSTGRES, SQLITE, Refusal, shown
+from duetime.settings.values import FORCED_AUTH, KIB, MIB, SQLITE, Refusal, shown
 
 ENV_FILE = ".env"
 TOML_FILE = "duetime.toml"
 
 _OURS = "DUETIME_"
+_OF_COMMANDS = {"DUETIME_PROFILE"}
+"""Variables of the environment that are for the commands that talk to a server, not for the server."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What ``load`` made of the three sources. Durations are milliseconds."""
+    """The settings that ``load`` read from the three sources. Durations are in milliseconds."""
 
     database_url: str = "sqlite:///./duetime.db"
     api_key: str | None = None
@@ -51,10 +54,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     retention_ms: int | None = 30 * DAY_MS  # None: forever
     auto_namespaces: bool = False
     workers: int = 1
-    allow_private_targets: bool | tuple[str, ...] | None = None  # a tuple of CIDRs; None: nobody said
+    allow_private_targets: bool | tuple[str, ...] | None = None  # a tuple of CIDRs; None: not set
     auth: str = "key"  # or "none"
     allowed_hosts: tuple[str, ...] = ()
-    cookie_secure: bool | None = None  # None: as the request says
+    cookie_secure: bool | None = None  # None: decided per request
     metrics_auth: str = "key"  # or "none"
     max_in_flight: int = 4096
     max_per_destination: int = 256
@@ -69,28 +72,34 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     @property
     def database_path(self) -> Path | None:
-        """The file of an sqlite store, relative to the working directory as it was written; None for memory."""
+        """The file of a SQLite store, relative to the working directory if written so; None for memory."""
         if not self.database_url.startswith(SQLITE):
             return None
         return Path(unquote(self.database_url.removeprefix(SQLITE)))
 
     @property
+    def loopback_targets(self) -> bool:
+        """Whether callbacks may go to loopback addresses although no setting allows it: this is a developer's machine,
+        which only its own programs can reach."""
+        return self.allow_private_targets is None and self.api_key is None and _is_loopback(self.host)
+
+    @property
     def bodies_bytes_max(self) -> int:
-        """The memory for request bodies: whatever was set, a batch fits."""
+        """The memory for request bodies: always enough for one batch."""
         return max(self.max_bodies_bytes, 2 * self.max_batch_bytes)
 
     @property
     def on_server(self) -> bool:
-        """Whether the store is a server's, which any number of processes share."""
-        return self.database_url.startswith(POSTGRES)
+        """Whether the store is a database server, which any number of processes can share."""
+        return database_of(self.database_url) is not None
 
     @property
     def database_shown(self) -> str:
-        """Where timers are kept, for people: without the password."""
-        if not self.on_server:
-            return str(self.database_path or "memory, and lost when this process ends")
+        """Where timers are stored, for logs: without the password."""
+        if (database := database_of(self.database_url)) is None:
+            return str(self.database_path or "memory and lost when this process ends")
         parts = urlsplit(self.database_url)
-        return f"PostgreSQL at {parts.netloc.rpartition('@')[2] or 'a local socket'}{parts.path}"
+        return f"{database.name} at {parts.netloc.rpartition('@')[2] or 'a local socket'}{parts.path}"
 
     def __repr__(self) -> str:
         shown = (
@@ -104,11 +113,11 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """One row: the name outside, the field of ``Settings`` inside, and what people read about it."""
+    """One row: the public name, the field of ``Settings``, and the description that users read."""
 
     name: str
     field: str
-    default: str  # as one would write it; empty when there is none
+    default: str  # as a user would write it; empty if none
     meaning: str
     parse: Callable[[str], Any]
     secret: bool = False
@@ -119,8 +128,8 @@ SETTINGS: tuple[Setting, ...] = (
         name="DATABASE_URL",
         field="database_url",
         default="sqlite:///./duetime.db",
-        meaning="Where timers are kept: sqlite:///path, postgresql://user:password@host/database, which any number of "
-        "instances share, or memory: for trials, which forgets everything at the end.",
+        meaning=f"Where timers are stored: sqlite:///path; {' or '.join(each.example for each in DATABASES)}, which "
+        "many instances can share; or memory: for trials, which loses everything when the process ends.",
         parse=value.database_url,
         secret=True,
     ),
@@ -128,14 +137,15 @@ SETTINGS: tuple[Setting, ...] = (
         name="TIMER_DB_PATH",
         field="database_url",
         default="",
-        meaning="The path form of DATABASE_URL: the file of the sqlite store.",
+        meaning="The path of the SQLite file, instead of DATABASE_URL.",
         parse=value.database_path,
     ),
     Setting(
         name="API_KEY",
         field="api_key",
         default="",
-        meaning="The key that clients send, at least 32 characters; without it one is made and kept in duetime.key.",
+        meaning="The API key that clients send, at least 32 characters; if unset, one is generated and stored in "
+        "duetime.key.",
         parse=value.api_key,
         secret=True,
     ),
@@ -150,43 +160,43 @@ SETTINGS: tuple[Setting, ...] = (
         name="PORT",
         field="port",
         default="3000",
-        meaning="The port to listen on; 0 takes any free one.",
+        meaning="The port to listen on; 0 picks a free one.",
         parse=value.number(0, 65535),
     ),
     Setting(
         name="LOG_LEVEL",
         field="log_level",
         default="info",
-        meaning="The least level that is logged: trace, debug, info, warn, error or off.",
+        meaning="The minimum level of log messages: trace, debug, info, warn, error or off.",
         parse=value.log_level,
     ),
     Setting(
         name="RUST_LOG",
         field="log_level",
         default="",
-        meaning="An older name of LOG_LEVEL; levels of single modules in it are skipped.",
+        meaning="Alias of LOG_LEVEL for Rust deployments; per-module levels are ignored.",
         parse=value.rust_log,
     ),
     Setting(
         name="TIMER_POLLING_INTERVAL",
         field="timer_polling_interval_ms",
         default="1000",
-        meaning="The longest time between two looks for due timers, in milliseconds.",
+        meaning="The longest time between two polls for due timers, in milliseconds.",
         parse=value.number(10, MINUTE_MS),
     ),
     Setting(
         name="TIMER_BATCH_SIZE",
         field="timer_batch_size",
         default="500",
-        meaning="The most timers that one round begins.",
+        meaning="The maximum number of due timers that one poll begins.",
         parse=value.number(1, 10_000),
     ),
     Setting(
         name="TIMER_BROKER_URL",
         field="timer_broker_url",
         default="",
-        meaning="The NATS server (or several, with commas) of the broker door and of callbacks to NATS; "
-        "without it there are none.",
+        meaning="The NATS server, or several separated by commas; if unset, the NATS API and callbacks to NATS are "
+        "off.",
         parse=value.broker_url,
         secret=True,
     ),
@@ -194,186 +204,188 @@ SETTINGS: tuple[Setting, ...] = (
         name="DUETIME_BROKER_COMMANDS",
         field="broker_commands",
         default="timer.commands.schedule",
-        meaning="The subject of ScheduleTimer commands, without the tenant that ends it.",
+        meaning="The subject of ScheduleTimer commands, without the tenant at its end.",
         parse=value.subject,
     ),
     Setting(
         name="DUETIME_BROKER_EVENTS",
         field="broker_events",
         default="timer.events.due",
-        meaning="The subject of DueTimeReached events, without the tenant that ends it.",
+        meaning="The subject of DueTimeReached events, without the tenant at its end.",
         parse=value.subject,
     ),
     Setting(
         name="DUETIME_BROKER_DEAD_LETTERS",
         field="broker_dead_letters",
         default="timer.dlq.commands",
-        meaning="The subject for commands that can't be taken.",
+        meaning="The subject for rejected commands (dead letters).",
         parse=value.subject,
     ),
     Setting(
         name="DUETIME_BROKER_COMMANDS_STREAM",
         field="broker_commands_stream",
         default="TIMER_COMMANDS",
-        meaning="The stream that commands come from.",
+        meaning="The stream that commands are read from.",
         parse=value.stream,
     ),
     Setting(
         name="DUETIME_BROKER_EVENTS_STREAM",
         field="broker_events_stream",
         default="TIMER_EVENTS",
-        meaning="The stream that events go to.",
+        meaning="The stream that events are published to.",
         parse=value.stream,
     ),
     Setting(
         name="DUETIME_BROKER_DEAD_LETTERS_STREAM",
         field="broker_dead_letters_stream",
         default="TIMER_DLQ",
-        meaning="The stream of commands that can't be taken.",
+        meaning="The stream for rejected commands (dead letters).",
         parse=value.stream,
     ),
     Setting(
         name="DUETIME_SHARDS",
         field="shards",
         default="64",
-        meaning="How many shards all timers are spread over; fixed once the store was made.",
+        meaning="The number of shards that timers are spread over; fixed once the store is created.",
         parse=value.number(1, 1024),
     ),
     Setting(
         name="DUETIME_LEASE_TTL",
         field="lease_ttl_ms",
         default="10s",
-        meaning="How long an instance owns a shard without renewing it.",
+        meaning="How long an instance keeps a shard without renewing its lease.",
         parse=value.duration(SECOND_MS, 5 * MINUTE_MS),
     ),
     Setting(
         name="DUETIME_RETENTION",
         field="retention_ms",
         default="30d",
-        meaning="How long finished timers are kept; forever keeps them all.",
+        meaning="How long finished timers are retained; forever retains them all.",
         parse=value.retention,
     ),
     Setting(
         name="DUETIME_AUTO_NAMESPACES",
         field="auto_namespaces",
         default="off",
-        meaning="Whether a create in an unknown namespace makes the namespace.",
+        meaning="Whether creating a timer in an unknown namespace creates the namespace.",
         parse=value.switch,
     ),
     Setting(
         name="DUETIME_WORKERS",
         field="workers",
         default="1",
-        meaning="How many processes serve; more than one needs a server store.",
+        meaning="The number of worker processes; more than one needs PostgreSQL or MySQL.",
         parse=value.number(1, 64),
     ),
     Setting(
         name="DUETIME_ALLOW_PRIVATE_TARGETS",
         field="allow_private_targets",
         default="",
-        meaning="Which addresses that are not public callbacks may go to: on, off or a list of CIDRs; "
-        "unset means none, or loopback alone when there is no API_KEY.",
+        meaning="Which private addresses callbacks may go to: on (all), off (none) or a list of CIDRs; "
+        "if unset, none, or loopback only when API_KEY is unset and HOST is loopback.",
         parse=value.private_targets,
     ),
     Setting(
         name="DUETIME_AUTH",
         field="auth",
         default="key",
-        meaning="Whether clients need the key; none needs a loopback HOST, and none-forced is none on any HOST.",
+        meaning="Whether clients need the API key: key or none. none needs a loopback HOST; none-forced allows any "
+        "HOST.",
         parse=value.auth,
     ),
     Setting(
         name="DUETIME_ALLOWED_HOSTS",
         field="allowed_hosts",
         default="",
-        meaning="With DUETIME_AUTH=none: the host names of this service besides localhost and HOST, with commas, like "
-        "timers.example; * accepts any.",
+        meaning="With DUETIME_AUTH=none: the host names of this service besides localhost and HOST, separated by "
+        "commas, like timers.example; * accepts any.",
         parse=value.hosts,
     ),
     Setting(
         name="DUETIME_COOKIE_SECURE",
         field="cookie_secure",
         default="auto",
-        meaning="Whether browsers send the session cookie over HTTPS alone: on, off, or auto, which is on when the "
-        "browser or a proxy says that it uses HTTPS.",
+        meaning="Whether the session cookie is Secure (sent over HTTPS only): on, off, or auto, which is on when the "
+        "headers of the browser or a proxy indicate HTTPS.",
         parse=value.auto_switch,
     ),
     Setting(
         name="DUETIME_METRICS_AUTH",
         field="metrics_auth",
         default="key",
-        meaning="Whether /metrics needs the key: key or none.",
+        meaning="Whether /metrics needs the API key: key or none.",
         parse=value.choice("key", "none"),
     ),
     Setting(
         name="DUETIME_MAX_IN_FLIGHT",
         field="max_in_flight",
         default="4096",
-        meaning="The most deliveries under way at one time.",
+        meaning="The maximum number of attempts in flight per instance; a timer with 64 KiB or more of payload and "
+        "metadata counts several times.",
         parse=value.number(1, 65536),
     ),
     Setting(
         name="DUETIME_MAX_PER_DESTINATION",
         field="max_per_destination",
         default="256",
-        meaning="The most deliveries under way to one destination.",
+        meaning="The maximum number of attempts in flight to one destination.",
         parse=value.number(1, 65536),
     ),
     Setting(
         name="DUETIME_MAX_CONNECTIONS",
         field="max_connections",
         default="10000",
-        meaning="The most connections that clients may have open at one time; a low limit on open files lowers it.",
+        meaning="The maximum number of open client connections; a low limit on open files lowers it.",
         parse=value.number(16, 1_000_000),
     ),
     Setting(
         name="DUETIME_MAX_REQUEST_BYTES",
         field="max_request_bytes",
         default="256KiB",
-        meaning="The largest request that makes or changes one timer.",
+        meaning="The largest request that creates or changes one timer.",
         parse=value.size(KIB, 64 * MIB),
     ),
     Setting(
         name="DUETIME_MAX_BATCH_BYTES",
         field="max_batch_bytes",
         default="16MiB",
-        meaning="The largest request that makes a batch of timers.",
+        meaning="The largest request that creates a batch of timers.",
         parse=value.size(KIB, 256 * MIB),
     ),
     Setting(
         name="DUETIME_MAX_NAMESPACES",
         field="max_namespaces",
         default="10000",
-        meaning="The most namespaces that there may be; those that are there already stay.",
+        meaning="The maximum number of namespaces; existing ones above the limit stay.",
         parse=value.number(1, 1_000_000),
     ),
     Setting(
         name="DUETIME_MAX_BODIES_BYTES",
         field="max_bodies_bytes",
         default="64MiB",
-        meaning="The memory that the bodies of all requests may take at one time; no less than twice "
-        "DUETIME_MAX_BATCH_BYTES counts.",
+        meaning="The memory for the bodies of all current requests; at least twice DUETIME_MAX_BATCH_BYTES is used.",
         parse=value.size(MIB, 64 * KIB * MIB),
     ),
     Setting(
         name="DUETIME_MAX_CALLBACK_TIMEOUT",
         field="max_callback_timeout_ms",
         default="1h",
-        meaning="The longest callbackTimeout that a timer may ask for.",
+        meaning="The longest callbackTimeout that a timer may have.",
         parse=value.duration(SECOND_MS, DAY_MS),
     ),
     Setting(
         name="DUETIME_TAKEOVER",
         field="takeover",
         default="deadline",
-        meaning="When the attempts of an owner that died fire again: at their deadline, or now.",
+        meaning="When to repeat the attempts of a dead instance: at their deadline, or now (as soon as its shards are "
+        "taken over).",
         parse=value.choice("deadline", "now"),
     ),
     Setting(
         name="DUETIME_DRAIN_TIMEOUT",
         field="drain_timeout_ms",
         default="25s",
-        meaning="How long a stop waits for deliveries that are under way.",
+        meaning="How long shutdown waits for attempts in flight.",
         parse=value.duration(0, 10 * MINUTE_MS),
     ),
 )
@@ -386,18 +398,18 @@ _SECRET_FIELDS = frozenset(setting.field for setting in SETTINGS if setting.secr
 
 
 def load(environ: Mapping[str, str], directory: Path) -> Settings:
-    """The settings from the environment, then ``.env``, then ``duetime.toml`` in ``directory``; the first one counts.
+    """Read the settings from the environment, ``.env`` and ``duetime.toml`` in ``directory``; the first source wins.
 
-    ``duetime.toml`` has the same names as keys at its top level, in upper or lower case (``port = 3000``,
-    ``duetime_lease_ttl = "10s"``); numbers, true and false may be written as such, and a list of CIDRs as a list. In
-    the environment and in ``.env``, which others share, only an unknown name with our prefix is an error; in
-    ``duetime.toml`` every unknown name is. An empty value counts as not given. Where two names mean one setting
-    (``TIMER_DB_PATH``, ``RUST_LOG``), a source's own choice stands before any later source, and within one source the
-    name that comes first in ``SETTINGS`` does.
+    ``duetime.toml`` has the same names as top-level keys, in upper or lower case (``port = 3000``,
+    ``duetime_lease_ttl = "10s"``); numbers and booleans may be TOML values, and a list of CIDRs a TOML list. Other
+    programs share the environment and ``.env``, so there only an unknown name with our prefix is an error; in
+    ``duetime.toml`` every unknown name is. An empty value counts as unset. When two names set the same field
+    (``TIMER_DB_PATH``, ``RUST_LOG``), the earlier source wins; within one source, the name that comes first in
+    ``SETTINGS`` wins.
     """
     given: dict[str, Any] = {}
     sources = (
-        _ours(environ, "the environment"),
+        _ours({name: text for name, text in environ.items() if name not in _OF_COMMANDS}, "the environment"),
         _ours(read_env(directory / ENV_FILE), ENV_FILE),
         _ours(read_toml(directory / TOML_FILE), TOML_FILE, prefix=""),
     )
@@ -418,7 +430,7 @@ def load(environ: Mapping[str, str], directory: Path) -> Settings:
 def _parse(setting: Setting, text: str) -> Any:
     try:
         if not text.isprintable():
-            raise Refusal("must not have characters that cannot be printed")
+            raise Refusal("must not contain unprintable characters")
         return setting.parse(text)
     except Refusal as refusal:
         raise SettingsError(f"{setting.name}{'' if setting.secret else f'={shown(text)}'}: {refusal}") from None
@@ -428,13 +440,13 @@ def _judge_together(settings: Settings, *, auth_forced: bool) -> None:
     if settings.workers > 1 and not settings.on_server:
         scheme = settings.database_url.partition(":")[0]
         raise SettingsError(
-            f"DUETIME_WORKERS={settings.workers}: must be 1 with a {scheme} store, which belongs to one process; "
-            "a postgresql:// store takes many"
+            f"DUETIME_WORKERS={settings.workers}: must be 1 with a {scheme} store, which only one process can use; "
+            f"several need a {' or '.join(f'{each.schemes[0]}://' for each in DATABASES)} store"
         )
     if settings.auth == "none" and not auth_forced and not _is_loopback(settings.host):
         raise SettingsError(
             f"DUETIME_AUTH=none: needs a loopback HOST like 127.0.0.1, not {settings.host}; "
-            f"DUETIME_AUTH={FORCED_AUTH} accepts any"
+            f"DUETIME_AUTH={FORCED_AUTH} allows any HOST"
         )
     if settings.max_batch_bytes < settings.max_request_bytes:
         raise SettingsError(
@@ -451,7 +463,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _ours(source: Mapping[str, str], where: str, *, prefix: str = _OURS) -> Mapping[str, str]:
-    """The source, once it is known that every name in it that must be ours is a setting."""
+    """Return the source after checking that every name with the prefix is a setting."""
     for name in source:
         if name.startswith(prefix) and name not in _BY_NAME:
             raise _unknown(name, where)
@@ -459,7 +471,7 @@ def _ours(source: Mapping[str, str], where: str, *, prefix: str = _OURS) -> Mapp
 
 
 def _unknown(name: str, where: str) -> SettingsError:
-    # The shared prefix is left out, or it would make any two names look alike.
+    # Compare without the shared prefix, which would make any two names similar.
     stems = {known.removeprefix(_OURS): known for known in _BY_NAME}
     near = difflib.get_close_matches(name.upper().removeprefix(_OURS), stems, n=1)
     hint = f"; did you mean {stems[near[0]]}?" if near else ""

@@ -1,4 +1,4 @@
-"""The API key that makes itself: ``duetime.key`` beside the database, for whoever did not set one."""
+"""Generates and stores the API key in ``duetime.key``, beside the database, when ``API_KEY`` is not set."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ KEY_FILE = "duetime.key"
 
 
 def ensure_api_key(settings: Settings, directory: Path) -> tuple[str, Path | None]:
-    """The key clients must send: the one that was set, or that of ``duetime.key`` in ``directory``, made when missing.
+    """Return the key that clients must send: ``API_KEY``, or else the key in ``duetime.key`` in ``directory``.
 
-    The path comes with it when the key is the file's, so that the start can say where it is.
+    Generates the file if it is missing. Returns its path too when the key comes from the file, for the log.
     """
     if settings.api_key is not None:
         return settings.api_key, None
@@ -27,11 +27,11 @@ def ensure_api_key(settings: Settings, directory: Path) -> tuple[str, Path | Non
         except FileNotFoundError:
             key = _make_key(path)
     except OSError as error:
-        raise SettingsError(f"cannot read or make {path}: {error.strerror}; set API_KEY instead") from None
+        raise SettingsError(f"can't read or create {path}: {error.strerror}; set API_KEY instead") from None
     if not is_key(key):
         raise SettingsError(
-            f"{path} holds no key of {API_KEY_CHARS_MIN} to {API_KEY_CHARS_MAX} visible ASCII characters: "
-            "delete it to have a new one made, or set API_KEY"
+            f"{path} does not contain a key of {API_KEY_CHARS_MIN} to {API_KEY_CHARS_MAX} visible ASCII characters: "
+            "delete it to generate a new one, or set API_KEY"
         )
     return key, path
 
@@ -41,11 +41,11 @@ def _make_key(path: Path) -> str:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            os.fchmod(descriptor, 0o600)  # whatever the umask took away
+            os.fchmod(descriptor, 0o600)  # the umask may have removed bits
             file.write(key + "\n")
             file.flush()
-            os.fsync(descriptor)  # a key that clients were given must still be there after a power loss
+            os.fsync(descriptor)  # clients will use this key: it must survive a power loss
     except OSError:
-        path.unlink(missing_ok=True)  # half a key would stop every later start
+        path.unlink(missing_ok=True)  # a partial key would make every later start fail
         raise
     return key

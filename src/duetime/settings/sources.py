@@ -1,4 +1,4 @@
-"""Where settings are written: ``.env`` and ``duetime.toml``, read as plain names and texts."""
+"""Reads ``.env`` and ``duetime.toml`` into names and text values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMMENT = re.compile(r"\s#.*")
 
 
 def read_env(path: Path) -> dict[str, str]:
-    """``KEY=value`` lines. The last of two lines for one name counts; inside double quotes a backslash quotes."""
+    """Read ``KEY=value`` lines. The last line for a name wins; inside double quotes a backslash escapes."""
     values: dict[str, str] = {}
     for number, line in enumerate(_read(path).split("\n"), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -34,7 +34,7 @@ def _env_value(text: str, where: str) -> str:
         return _COMMENT.sub("", text).strip()
     quoted = _SINGLE_QUOTED(bare) or _DOUBLE_QUOTED(bare)
     if quoted is None:
-        raise SettingsError(f"{where}: must close its quote and end there")
+        raise SettingsError(f"{where}: must end with the closing quote of its value")
     return quoted[1] if bare.startswith("'") else re.sub(r"\\(.)", r"\1", quoted[1])
 
 
@@ -47,15 +47,15 @@ def read_toml(path: Path) -> dict[str, str]:
     for key, value in document.items():
         name = key.upper()
         if key not in (name, name.lower()):
-            raise SettingsError(f"{shown(key)} in {path.name} must be all upper or all lower case")
+            raise SettingsError(f"{shown(key)} in {path.name} must be all upper case or all lower case")
         if name in values:
-            raise SettingsError(f"{name} is twice in {path.name}")
+            raise SettingsError(f"{name} appears twice in {path.name}")
         values[name] = _toml_text(name, value)
     return values
 
 
 def _toml_text(name: str, value: object) -> str:
-    if isinstance(value, str | int):  # true and false are ints too, and read as a switch
+    if isinstance(value, str | int):  # bool is an int, and its text parses as a switch
         return str(value)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ",".join(value)
@@ -68,6 +68,6 @@ def _read(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise SettingsError(f"cannot read {path}: {error.strerror}") from None
+        raise SettingsError(f"can't read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise SettingsError(f"{path.name}: must be UTF-8") from None

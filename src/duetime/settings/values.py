@@ -1,4 +1,4 @@
-"""One parser for each kind of setting: from text to a value, or a ``Refusal`` that says what is accepted."""
+"""One parser per kind of setting: turns text into a value, or raises a ``Refusal`` that names what is accepted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import quote, unquote, urlsplit
 
+from duetime.databases import DATABASES, Database, database_of, each_host
 from duetime.errors import InvalidInput
 from duetime.model import SECOND_MS
 from duetime.timetext import DURATION_MS_MAX, format_duration, parse_duration
@@ -16,15 +17,14 @@ API_KEY_CHARS_MAX = 512
 KIB = 1024
 MIB = 1024 * KIB
 SQLITE = "sqlite:///"
-POSTGRES = ("postgresql://", "postgres://")
 FORCED_AUTH = "none-forced"
 
 
 class Refusal(ValueError):
-    """What a setting accepts, raised for a text that is not it."""
+    """The text is not a valid value; the message says what the setting accepts."""
 
 
-_STORES_TO_COME = ("mysql", "mongodb", "cassandra", "dynamodb")
+_STORES_TO_COME = ("mongodb", "dynamodb")
 _SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 _LEVELS = {
     "trace": "debug",
@@ -44,31 +44,32 @@ _HEADER_HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?").fullmatch
 is_key = re.compile(rf"[!-~]{{{API_KEY_CHARS_MIN},{API_KEY_CHARS_MAX}}}").fullmatch
 
 
+_ACCEPTED = ", ".join(["sqlite:///path", *(database.example for database in DATABASES)])
+
+
 def database_url(text: str) -> str:
     scheme = text.partition(":")[0].partition("+")[0].lower()
     if scheme in _STORES_TO_COME:
-        raise Refusal(f"{scheme} is not supported yet; use sqlite:///path or postgresql://user@host/database")
-    if text.startswith(POSTGRES):
-        return _postgres_url(text)
+        raise Refusal(f"{scheme} is not supported yet; use {_ACCEPTED}")
+    if (database := database_of(text)) is not None:
+        return _server_url(text, database)
     if text in ("memory:", "memory://"):
         return "memory:"
     path = text.removeprefix(SQLITE)
     if path == text or not _is_file_path(unquote(path)) or "?" in path or "#" in path:
-        raise Refusal(
-            "must be sqlite:///path (sqlite:////path for an absolute one), postgresql://user:password@host/database or "
-            f"memory:{_not(text)}"
-        )
+        raise Refusal(f"must be {_ACCEPTED}, or memory:{_not(text)}")
     return text
 
 
-def _postgres_url(text: str) -> str:
+def _server_url(text: str, database: Database) -> str:
     try:
-        parts = urlsplit(text)
-        usable = bool(parts.hostname or "host=" in parts.query) and parts.port != 0 and not parts.fragment
+        each = [urlsplit(url) for url in each_host(text)]
+        named = all(parts.hostname or (database.local and "host=" in parts.query) for parts in each)
+        usable = named and all(parts.port != 0 and not parts.fragment for parts in each)
     except ValueError:
         usable = False
     if not usable:
-        raise Refusal("must name the server, like postgresql://user:password@host:5432/database")
+        raise Refusal(f"must name the server, like {database.example}")
     return text
 
 
@@ -77,7 +78,7 @@ def _is_file_path(path: str) -> bool:
 
 
 def _not(url: str) -> str:
-    """What was given in place of a URL, unless it may hold a password."""
+    """``, not <url>`` for an error message; empty if the URL may contain a password."""
     return "" if "@" in url or "?" in url else f", not {shown(url)}"
 
 
@@ -90,7 +91,7 @@ def database_path(text: str) -> str:
 def api_key(text: str) -> str:
     if not is_key(text):
         raise Refusal(
-            f"must be {API_KEY_CHARS_MIN} to {API_KEY_CHARS_MAX} visible ASCII characters, and {len(text)} were given"
+            f"must be {API_KEY_CHARS_MIN} to {API_KEY_CHARS_MAX} visible ASCII characters, but has {len(text)}"
             if text.isascii() and text.isprintable() and " " not in text
             else "must be visible ASCII characters only"
         )
@@ -102,14 +103,14 @@ def host(text: str) -> str:
     try:
         return str(ipaddress.ip_address(bare))
     except ValueError:
-        # What ends in a number is an address that was mistyped, never a name.
+        # A text that ends in a number is a mistyped address, never a name.
         if not _HOST_NAME(text) or text.rpartition(".")[2].isdigit():
             raise Refusal("must be an IP address or a host name to listen on") from None
         return text.lower()
 
 
 def hosts(text: str) -> tuple[str, ...]:
-    """Names as a Host header has them, without a port."""
+    """Host names as in a Host header, without ports."""
     found = []
     for part in re.split(r"[,\s]+", text.strip(", ").lower()):
         bare = part[1:-1] if part.startswith("[") and part.endswith("]") else part
@@ -117,7 +118,7 @@ def hosts(text: str) -> tuple[str, ...]:
             found.append(str(ipaddress.ip_address(bare)))
         except ValueError:
             if part != "*" and not _HEADER_HOST(part):
-                raise Refusal("must be host names without ports, with commas between them, or *") from None
+                raise Refusal("must be host names without ports, separated by commas, or *") from None
             found.append(part.removesuffix("."))
     return tuple(found)
 
@@ -130,7 +131,7 @@ def log_level(text: str) -> str:
 
 
 def rust_log(text: str) -> str:
-    """The level for everything; levels of single modules (``tower=debug``) are not about us."""
+    """The default level; ignores levels of single modules (``tower=debug``), which name another program's modules."""
     plain = [part.strip() for part in text.split(",") if "=" not in part]
     return log_level(plain[-1]) if plain else "info"
 
@@ -142,7 +143,7 @@ def broker_url(text: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise Refusal(f"must be a URL like nats://localhost:4222, or several with commas between them{_not(text)}")
+        raise Refusal(f"must be a URL like nats://localhost:4222, or several separated by commas{_not(text)}")
     return text
 
 
@@ -154,7 +155,7 @@ def subject(text: str) -> str:
 
 def stream(text: str) -> str:
     if not _STREAM(text):
-        raise Refusal("must be the name of a stream: letters, digits, _ and -")
+        raise Refusal("must be a stream name of letters, digits, _ and -")
     return text
 
 
@@ -237,13 +238,13 @@ def choice(*words: str) -> Callable[[str], str]:
 
 
 def auth(text: str) -> str:
-    """``none-forced`` stays as it is until the host is known, in ``load``."""
+    """Returns ``none-forced`` unchanged: ``load`` handles it once the host is known."""
     if text not in ("key", "none", FORCED_AUTH):
         raise Refusal(f"must be key, none (loopback HOST only) or {FORCED_AUTH}")
     return text
 
 
 def shown(text: str) -> str:
-    """What was given, on one line and no longer than a glance."""
+    """The given text for an error message: printable and at most 80 characters."""
     text = "".join(char if char.isprintable() else "?" for char in text)
     return text if len(text) <= 80 else text[:79] + "…"

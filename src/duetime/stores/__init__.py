@@ -1,1 +1,1 @@
-"""The databases behind the store port, one module each."""
+"""Implementations of the store port, one package or module per database."""

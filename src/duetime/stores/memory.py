@@ -1,7 +1,8 @@
-"""A store in memory: the reference for the contract, for tests and for users' tests. Nothing survives the process.
+"""A store in memory: the reference implementation of the contract, for our tests and those of users. Nothing survives
+the process.
 
-It does the whole of each verb without awaiting, so every verb is atomic; it is as slow as a scan, which is enough for
-the thousands of timers of a test.
+Methods do not await anything inside, so each is atomic. Most of them scan all timers, which is fast enough for the
+thousands of timers of a test.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from msgspec import Struct
 from duetime import lifecycle
 from duetime.clock import Clock
 from duetime.errors import StoreError, TooManyNamespaces
+from duetime.instants import EPOCH, Instant
 from duetime.model import DEFAULT_NAMESPACE, Namespace, Status, Timer, destination_of
 from duetime.store import (
+    ALL_ABILITIES,
     BEGIN_BYTES_MAX,
     ENDED_SESSIONS_MAX,
-    EVERYWHERE,
     LANES_PAGE,
+    NO_LANE_LIMITS,
     UNNAMED,
+    Abilities,
     About,
     Begun,
+    Cursor,
     Filter,
     Hint,
     Instance,
@@ -34,36 +39,38 @@ from duetime.store import (
     Order,
     Overdue,
     Page,
-    Place,
     Portion,
     Quarantine,
     Query,
+    Renewal,
     Sort,
-    Standing,
     Taken,
 )
-from duetime.stores.budget import brief, fitting, size_of
-from duetime.stores.dealing import deal
+from duetime.stores.byte_budget import brief, fitting, size_of
+from duetime.stores.fair_shares import deal
+from duetime.stores.sql.page_orders import seq_of
 
 
 class _Shard(Struct):
     owner_id: bytes | None = None
     version: int = 0
-    lease_until: int = 0
+    lease_until: Instant = EPOCH
 
 
 class MemoryStore:
-    def __init__(self, clock: Clock, *, shards: int = 64) -> None:
+    def __init__(self, clock: Clock, *, shards: int = 64, abilities: Abilities = ALL_ABILITIES) -> None:
+        """With fewer ``abilities`` it simulates a store that has only these: calls that need more fail."""
         self.shards = shards
+        self.abilities = abilities
         self._clock = clock
         self._timers: dict[tuple[str, str], Timer] = {}
         self._marks: dict[tuple[str, str], int] = {}  # in order of creation
         self._mark = 0
         self._shards = [_Shard() for _ in range(shards)]
-        self._instances: dict[bytes, tuple[int, About]] = {}
+        self._instances: dict[bytes, tuple[Instant, About]] = {}
         default = Namespace(name=DEFAULT_NAMESPACE, shards=shards, created_at=clock.now())
         self._namespaces = {default.name: default}
-        # When each would have ended by itself; without an id: all that would have ended by then are over.
+        # Session id → expiry. The entry with an empty id ends all sessions that expire no later than its value.
         self._ended_sessions: dict[bytes, int] = {}
 
     async def open(self) -> None:
@@ -88,11 +95,12 @@ class MemoryStore:
         return None
 
     async def put_many(self, timers: Sequence[Timer]) -> list[Timer | Taken | None]:
-        there = [await self.put(timer) for timer in timers]
-        taken = [place for place, timer in enumerate(there) if timer is not None]
-        whole = set(taken[: fitting([size_of(timer) for timer in there if timer is not None])])
+        existing = [await self.put(timer) for timer in timers]
+        taken = [place for place, timer in enumerate(existing) if timer is not None]
+        whole = set(taken[: fitting([size_of(timer) for timer in existing if timer is not None])])
         return [
-            timer if timer is None or place in whole else Taken(timer.fingerprint) for place, timer in enumerate(there)
+            timer if timer is None or place in whole else Taken(timer.fingerprint)
+            for place, timer in enumerate(existing)
         ]
 
     async def get(self, namespace: str, id: str) -> Timer | None:
@@ -100,8 +108,8 @@ class MemoryStore:
 
     async def swap(self, before: Timer, after: Timer | None) -> bool:
         key = before.namespace, before.id
-        there = self._timers.get(key)
-        if there is None or there.revision != before.revision:
+        stored = self._timers.get(key)
+        if stored is None or stored.revision != before.revision:
             return False
         if after is None:
             del self._timers[key]
@@ -109,7 +117,8 @@ class MemoryStore:
             self._timers[key] = after
         return True
 
-    async def find(self, query: Query) -> list[Timer]:
+    async def page_by_offset(self, query: Query) -> list[Timer]:
+        self.abilities.check_query(query)
         found = [
             t
             for t in self._timers.values()
@@ -122,10 +131,11 @@ class MemoryStore:
         page = found[query.offset : query.offset + query.limit]
         return [brief(timer) for timer in page] if query.brief else page
 
-    async def page(self, filter: Filter, limit: int, after: Place | None = None) -> Page:
+    async def page(self, filter: Filter, limit: int, after: Cursor | None = None) -> Page:
+        self.abilities.check_filter(filter)
         order = filter.order
 
-        def place(timer: Timer) -> Place:
+        def place(timer: Timer) -> Cursor:
             mark = self._marks[timer.namespace, timer.id]
             value = {
                 Order.NEWEST: mark,
@@ -134,12 +144,13 @@ class MemoryStore:
                 Order.DEADLINE: timer.deadline_at or 0,
                 Order.FINISHED: timer.updated_at,
             }[order]
-            return Place(order, value, mark)
+            return Cursor(order, value, mark)
 
         latest_first = order in (Order.NEWEST, Order.FINISHED)
 
-        def rank(at: Place) -> tuple[int, int]:
-            return (-at.value, -at.mark) if latest_first else (at.value, at.mark)
+        def rank(at: Cursor) -> tuple[int, int]:
+            mark = seq_of(at)
+            return (-at.value, -mark) if latest_first else (at.value, mark)
 
         found = sorted(((place(t), t) for t in self._timers.values() if filter.matches(t)), key=lambda x: rank(x[0]))
         behind = [(at, t) for at, t in found if after is None or rank(at) > rank(after)]
@@ -151,14 +162,15 @@ class MemoryStore:
         return {status: counts[status] for status in Status}
 
     async def count(self, filter: Filter, most: int) -> int:
+        self.abilities.check_filter(filter)
         return min(most, sum(map(filter.matches, self._timers.values())))
 
-    async def forecast(self, bounds: Sequence[int], most: int) -> list[int]:
+    async def forecast(self, bounds: Sequence[Instant], most: int) -> list[int]:
         due = sorted(t.fire_at for t in self._timers.values() if t.status is Status.PENDING)
         places = [bisect_left(due, bound) for bound in bounds]
         return [min(most, end - start) for start, end in pairwise(places)]
 
-    async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Standing:
+    async def renew(self, owner_id: bytes, lease_ms: int, about: About = UNNAMED) -> Renewal:
         now = self._clock.now()
         self._instances = {o: instance for o, instance in self._instances.items() if instance[0] > now}
         self._instances[owner_id] = now + lease_ms, about
@@ -170,7 +182,7 @@ class MemoryStore:
         free = frozenset(n for n, shard in enumerate(self._shards) if shard.lease_until <= now)
         serving = frozenset(o for o, (_, about) in self._instances.items() if about.serving)
         others = (s.lease_until for s in self._shards if s.lease_until > now and s.owner_id != owner_id)
-        return Standing(now, held, serving, free, min(others, default=None))
+        return Renewal(now=now, held=held, instances=serving, free=free, free_at=min(others, default=None))
 
     async def claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int) -> dict[int, int]:
         now = self._clock.now()
@@ -186,7 +198,7 @@ class MemoryStore:
         for number in shards:
             shard = self._shards[number]
             if shard.owner_id == owner_id:
-                shard.owner_id, shard.lease_until = None, 0
+                shard.owner_id, shard.lease_until = None, EPOCH
 
     async def leave(self, owner_id: bytes) -> None:
         await self.release(owner_id, range(self.shards))
@@ -218,14 +230,14 @@ class MemoryStore:
         limit: int,
         *,
         lane_max: int | None = None,
-        wide: Mapping[int, int] = EVERYWHERE,
+        lane_limits: Mapping[int, int] = NO_LANE_LIMITS,
     ) -> Begun:
         now, ours, due, later = self._look(owner_id, held)
         taken: Counter[int] = Counter()
         chosen: list[Timer] = []
         more = False
         for timer in due:
-            if lane_max is not None and taken[timer.lane] >= wide.get(timer.lane, lane_max):
+            if lane_max is not None and taken[timer.lane] >= lane_limits.get(timer.lane, lane_max):
                 continue
             if len(chosen) == limit:
                 more = True
@@ -245,7 +257,7 @@ class MemoryStore:
         wishes = [(min(p.most, len(timers)), p.share) for p, timers in zip(portions, in_lanes, strict=True)]
         counts = _afford(deal(limit, wishes), in_lanes, [portion.share for portion in portions])
         chosen = [timer for timers, count in zip(in_lanes, counts, strict=True) for timer in timers[:count]]
-        left = {}
+        left: dict[int, Instant] = {}
         for portion, timers, count in zip(portions, in_lanes, counts, strict=True):
             ahead = (
                 timer.fire_at
@@ -260,12 +272,13 @@ class MemoryStore:
 
     def _look(
         self, owner_id: bytes, held: Mapping[int, int]
-    ) -> tuple[int, dict[int, int], list[Timer], list[tuple[int, Timer]]]:
-        """The time, the shards that are ours, what is due in them, oldest first, and what will be."""
+    ) -> tuple[Instant, dict[int, int], list[Timer], list[tuple[Instant, Timer]]]:
+        """Return the time, the shards that this owner holds, the timers due in them, oldest first, and those that will
+        be due, each with its instant."""
         now = self._clock.now()
         ours = {shard: version for shard, version in held.items() if self._fences(owner_id, shard, version)}
         due: list[Timer] = []
-        later: list[tuple[int, Timer]] = []
+        later: list[tuple[Instant, Timer]] = []
         for timer in self._timers.values():
             if timer.shard not in ours or timer.status.final:
                 continue
@@ -285,13 +298,13 @@ class MemoryStore:
     def _paused(self, timer: Timer) -> bool:
         return self._namespaces[timer.namespace].paused
 
-    def _begun(self, timers: Sequence[Timer], ours: Mapping[int, int], now: int) -> list[Timer]:
+    def _begun(self, timers: Sequence[Timer], ours: Mapping[int, int], now: Instant) -> list[Timer]:
         begun = [lifecycle.begin(timer, now=now, version=ours[timer.shard]) for timer in timers]
         for timer in begun:
             self._timers[timer.namespace, timer.id] = timer
         return begun
 
-    async def lanes(self, until: int, *, after: int = -1, limit: int = LANES_PAGE, due_max: int = 0) -> Lanes:
+    async def lanes(self, until: Instant, *, after: int = -1, limit: int = LANES_PAGE, due_max: int = 0) -> Lanes:
         now = self._clock.now()
         live = sorted((t for t in self._timers.values() if not t.status.final), key=lambda t: t.fire_at)
         pending = [t for t in live if t.status is Status.PENDING]
@@ -308,7 +321,7 @@ class MemoryStore:
         due = sum(timer.fire_at <= now for timer in pending)
         return Lanes(found, min(due, due_max), some[-1] if len(some) == limit else None)
 
-    async def overdue(self, shards: Collection[int], before: int, most: int) -> list[Overdue]:
+    async def overdue(self, shards: Collection[int], before: Instant, most: int) -> list[Overdue]:
         lanes: dict[int, list[Timer]] = {}
         for timer in self._timers.values():
             if timer.status is Status.PENDING and timer.fire_at < before and timer.shard in shards:
@@ -358,27 +371,27 @@ class MemoryStore:
         return None
 
     async def swap_namespace(self, before: Namespace, after: Namespace) -> bool:
-        there = self._namespaces.get(before.name)
-        if there is None or there.revision != before.revision:
+        stored = self._namespaces.get(before.name)
+        if stored is None or stored.revision != before.revision:
             return False
         self._namespaces[before.name] = after
         return True
 
-    async def end_session(self, id: bytes, ends_at: int, *, forget_before: int) -> None:
+    async def end_session(self, id: bytes, ends_at: Instant, *, forget_before: Instant) -> None:
         kept = {other: at for other, at in self._ended_sessions.items() if at >= forget_before}
         if len(kept) >= ENDED_SESSIONS_MAX:
             kept = {b"": max(kept.values())}
         self._ended_sessions = {**kept, id: ends_at}
 
-    async def session_ended(self, id: bytes, ends_at: int) -> bool:
+    async def session_ended(self, id: bytes, ends_at: Instant) -> bool:
         return id in self._ended_sessions or ends_at <= self._ended_sessions.get(b"", -1)
 
     async def quarantine(self) -> Quarantine:
-        return Quarantine()  # Nothing is decoded here.
+        return Quarantine()  # Nothing is decoded, so every timer can be read.
 
 
 def _afford(counts: Sequence[int], in_lanes: Sequence[Sequence[Timer]], shares: Sequence[float]) -> list[int]:
-    """How many to take of each lane, by its share, where so many of all would be too many bytes."""
+    """Reduce the counts so that the timers fit the byte limit, by the share of each lane."""
     turns = sorted(
         ((place + 1) / share, timer.fire_at, lane, size_of(timer))
         for lane, (count, timers, share) in enumerate(zip(counts, in_lanes, shares, strict=True))

@@ -1,7 +1,7 @@
-"""Rows that this program can't read: how they are told, what is said of them, and which namespaces they hold back.
+"""Rows that this program can't read: detecting and reporting them, and holding back unreadable namespaces.
 
-A row outlives programs. It may be damaged, or a newer program wrote a value that this one does not know. Decoding many
-rows at once is fast and fails as a whole; so whoever fails decodes them again one by one (docs/decisions/0026).
+A row may be damaged, or a newer version may have written a value that this one does not know. Decoding many rows at
+once is fast but fails as a whole; after a failure the rows are decoded again one by one (docs/decisions/0026).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from duetime.store import UNNAMED, About
 log = logging.getLogger(__name__)
 
 QUARANTINED = "quarantined"
-"""The status of a timer that a begin could not read. It is no ``Status``: nobody but the stores knows it."""
+"""The stored status of a timer that a begin could not read. It is internal to the stores and not part of ``Status``."""
 STATUSES = tuple(status.value for status in Status)
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding a row raises that can't be read."""
+"""The exceptions of decoding an unreadable row."""
 
 _about = msgspec.json.Decoder(About).decode
 
 
-def say_quarantined(namespace: str, id: str, reason: str) -> None:
+def log_quarantined(namespace: str, id: str, reason: str) -> None:
     log.warning("timer %s/%s can't be read and is quarantined: %s", namespace, id, reason)
 
 
@@ -36,7 +36,7 @@ def timer_quarantined(namespace: str, id: str) -> Quarantined:
 
 
 def about_of(about: bytes) -> About:
-    """What an instance says of itself; nothing if this program can't read it."""
+    """Decode what an instance reports about itself; ``UNNAMED`` if this program can't read it."""
     try:
         return _about(about)
     except UNREADABLE:
@@ -44,13 +44,13 @@ def about_of(about: bytes) -> About:
 
 
 class RowReader:
-    """Reads all rows of namespaces, and remembers which of them can't be read: their timers are held back."""
+    """Decodes the rows of all namespaces, and remembers the unreadable ones, whose timers are held back."""
 
     def __init__(self) -> None:
         self.unreadable: dict[str, str] = {}
 
     def read(self, rows: Iterable[tuple[str, Callable[[], Namespace]]]) -> list[Namespace]:
-        """All of them: each by its name, with what decodes it."""
+        """Decode all rows, given as (name, decode)."""
         found, unreadable = [], {}
         for name, decode in rows:
             try:
@@ -64,7 +64,7 @@ class RowReader:
 
 
 def read_row(name: str, decode: Callable[[], Namespace]) -> Namespace:
-    """One of them."""
+    """Decode one row; raise ``Quarantined`` if it can't be read."""
     try:
         return decode()
     except UNREADABLE as error:

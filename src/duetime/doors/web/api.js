@@ -1,8 +1,12 @@
-// The one way to the service: its public API, with the session's cookie.
+// The only way to the service: its public API, with the session cookie.
+
+// A message as a sentence: with a capital, unless it starts with a field name such as callbackUrl, and a full stop.
+const sentence = (text) =>
+  text.replace(/^[a-z]+(?=[ ,:])/, (word) => word[0].toUpperCase() + word.slice(1)).replace(/([^.?!])$/, "$1.");
 
 export class ApiError extends Error {
   constructor(status, body) {
-    super(body?.message ?? `the service answered ${status}`);
+    super(sentence(body?.message ?? `the service returned HTTP ${status}`));
     this.status = status;
     this.code = body?.error ?? "";
     this.field = body?.details?.field ?? null;
@@ -30,7 +34,7 @@ async function send(method, url, body, signal) {
   try {
     said = JSON.parse(text);
   } catch {
-    // Something between here and the service answered in its own words.
+    // A proxy in between returned a page of its own.
   }
   const failure = new ApiError(answer.status, said);
   if (answer.status === 401 && url.startsWith(BASE)) document.dispatchEvent(new Event("signedout"));
@@ -53,8 +57,8 @@ export const session = {
 
 export const events = () => new EventSource(`${BASE}/events`);
 
-// Numbers keep all their digits, where the browser can tell: JSON.parse alone would round them. Those that it would are
-// objects here, which JSON.stringify writes as they were.
+// Keeps all digits of a number, where the browser supports it: JSON.parse alone would round large ones. A number that it
+// would round becomes an object that JSON.stringify writes as it was.
 const exact = (text) =>
   JSON.rawJSON
     ? JSON.parse(text, (_, value, { source }) =>
@@ -64,7 +68,7 @@ const exact = (text) =>
 
 export const getExact = async (path, signal) => exact(await send("GET", BASE + path, undefined, signal));
 
-// A timer, with its payload and metadata as they were written.
+// A timer, with its payload and metadata exactly as stored.
 export async function timer(path, signal) {
   const text = await send("GET", BASE + path, undefined, signal);
   const { payload, metadata } = exact(text);
@@ -80,7 +84,7 @@ export const timerPath = (namespace, id) => `/timers/${encodeURIComponent(namesp
 export const timerLink = (timer) => `#${timerPath(timer.namespace, timer.id)}`;
 
 let contract = null;
-// The OpenAPI document's schemas: the rules that the service itself checks by.
+// The schemas of the OpenAPI document: the rules that the service itself enforces.
 export async function schemas() {
   contract ??= send("GET", `${BASE}/openapi.json`).then((text) => JSON.parse(text).components.schemas);
   return contract;

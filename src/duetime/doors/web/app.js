@@ -1,5 +1,6 @@
-// Puts the pages together: who is signed in, which page is shown, and what the keys do.
+// Connects the pages: tracks the session, shows the page of the current route, and handles shortcut keys.
 
+import { learn } from "./abilities.js";
 import * as api from "./api.js";
 import * as create from "./create.js";
 import { problem } from "./dom.js";
@@ -20,7 +21,7 @@ let first = true;
 
 const notFound = {
   show: (place) =>
-    place.replaceChildren(problem(new Error("There is no such page. The menu above has the ones there are."))),
+    place.replaceChildren(problem(new Error("There is no page at this address."), null, "Page not found")),
 };
 
 function pageOf(path) {
@@ -58,7 +59,7 @@ async function show() {
     if (!signal.aborted) main.removeAttribute("aria-busy");
   }
   if (signal.aborted) return;
-  // Whoever listens to the page is told where they are, but not before they went anywhere.
+  // Moves the focus to the new page's heading, so that a screen reader announces it; not on the first load.
   if (!first) (main.querySelector("h1") ?? main).focus({ preventScroll: true });
   if (!first) scrollTo(0, 0);
   first = false;
@@ -67,6 +68,7 @@ async function show() {
 async function look() {
   try {
     session = await api.session.look();
+    learn(session.abilities);
   } catch (error) {
     main.replaceChildren(problem(error, look));
     return;
@@ -77,7 +79,7 @@ async function look() {
 }
 
 addEventListener("hashchange", () => {
-  // The skip link goes to #main: that is a place on this page, and no page.
+  // The skip link goes to #main, which is an element of this page and not a route.
   if (location.hash === "#main") {
     history.replaceState(null, "", location.pathname);
     main.focus();
@@ -94,7 +96,7 @@ signout.addEventListener("click", async () => {
   try {
     await api.session.end();
   } catch (error) {
-    main.replaceChildren(problem(error, look)); // Still signed in: the cookie is good until the service says otherwise.
+    main.replaceChildren(problem(error, look)); // Still signed in: the cookie is valid until the service ends the session.
     return;
   }
   await look();

@@ -1,7 +1,7 @@
-// Cancel or replay everything that is filtered: first it is counted and said, then done in steps that can be stopped.
+// Cancels or replays every timer that matches the filter: shows the count first, then works in steps that can be stopped.
 
 import * as api from "./api.js";
-import { counted, dialog, el, number, plural, say } from "./dom.js";
+import { counted, dialog, el, meaning, number, plural, say } from "./dom.js";
 
 const STEP = 500;
 const TOTAL_MAX = 100_000;
@@ -11,14 +11,17 @@ const DOES = {
     verb: "Cancel",
     done: "Canceled",
     answer: "canceled",
-    says: (n) => `${n} will never fire, unless you replay them. They stay in the list as canceled.`,
+    most: ({ timers, more, estimated }) => (more || estimated ? TOTAL_MAX : timers),
+    says: (n) => `${n} will not fire unless you replay ${n === "It" ? "it" : "them"}. Canceled timers stay in the list.`,
   },
   replay: {
     heading: "Replay timers",
     verb: "Replay",
     done: "Replayed",
     answer: "replayed",
-    says: (n) => `${n} will be called once more, now. Receivers get them as new deliveries.`,
+    // A replayed timer can fail again at once and match the filter again, so a replay ends after as many as were counted.
+    most: ({ timers, more, estimated }) => (more ? TOTAL_MAX : Math.max(timers, estimated ? STEP : 0)),
+    says: (n) => `${n} will fire again now, each with a new delivery id.`,
   },
 };
 
@@ -27,8 +30,8 @@ const worded = ({ namespace, status, correlationId, executeAfter, executeBefore 
     ["Status", status],
     ["Namespace", namespace || "all"],
     ["Correlation id", correlationId],
-    ["Due at or after", executeAfter],
-    ["Due before", executeBefore],
+    ["Scheduled at or after", executeAfter],
+    ["Scheduled before", executeBefore],
   ].filter(([, value]) => value);
 
 export async function bulk(kind, filters) {
@@ -39,27 +42,30 @@ export async function bulk(kind, filters) {
   } catch (error) {
     return say(error.message, "bad");
   }
-  if (!count.timers) return say(`No ${filters.status} timer fits the filter: there is nothing to ${kind}.`);
-  const most = count.more ? TOTAL_MAX : count.timers;
-  const many = `${count.more ? "More than " : ""}${plural(count.timers, `${filters.status} timer`)}`;
+  if (!count.timers && !count.estimated) return say(`No ${filters.status} timers match the filter: nothing to ${kind}.`);
+  const most = does.most(count);
+  const about = count.estimated ? "~" : "";
+  const many = `${count.more ? "More than " : ""}${about}${plural(count.timers, `${filters.status} timer`)}`;
+  const one = count.timers === 1 && !count.more;
   const bar = el("progress", { max: String(most), hidden: true, "aria-label": `${does.done} so far` });
   const line = el("p", { role: "status" });
   const stop = new AbortController();
   let done = 0;
-  let spent = 0; // What was done, and what a replay whose answer was lost may have done.
+  let spent = 0; // How many were changed, counting those of a replay whose response was lost.
 
   const act = async () => {
     bar.hidden = false;
     bar.value = 0;
     const { namespace, correlationId, executeAfter, executeBefore, status } = filters;
     const asked = Object.fromEntries(
-      Object.entries({ namespace, correlationId, executeAfter, executeBefore }).filter(([, value]) => value),
+      Object.entries({ namespace: namespace || "*", correlationId, executeAfter, executeBefore }).filter(
+        ([, value]) => value,
+      ),
     );
     if (kind === "replay") asked.status = status;
     let limit = 0;
     try {
       let more = true;
-      // What is replayed can fail again at once and would then be found again: no more than were counted.
       while (more && spent < most && !stop.signal.aborted) {
         limit = Math.min(STEP, most - spent);
         const answer = await api.post(`/timers/${kind}`, { ...asked, limit }, stop.signal);
@@ -67,27 +73,27 @@ export async function bulk(kind, filters) {
         spent += answer[does.answer];
         more = answer.more;
         bar.value = done;
-        line.textContent = `${does.done} ${number(done)} of ${counted(count)}. Close this to stop.`;
+        line.textContent = `${does.done} ${number(done)} of ${counted(count)}. Close this dialog to stop.`;
       }
       return true;
     } catch (error) {
       const unknown = error.status === 0 || error.status >= 500;
       if (unknown && kind === "replay") spent += limit;
-      const maybe = unknown ? ` Up to ${number(limit)} more may have been ${does.answer}.` : "";
-      if (!stop.signal.aborted) line.textContent = `After ${number(done)}: ${error.message}${maybe}`;
+      const lost = unknown ? ` Up to ${number(limit)} more may have been ${does.answer}.` : "";
+      if (!stop.signal.aborted) line.textContent = `Stopped after ${plural(done, "timer")}. ${error.message}${lost}`;
       return stop.signal.aborted;
     }
   };
   await dialog(
     does.heading,
     [
-      el("p", {}, el("strong", {}, many), " fit the filter:"),
+      el("p", {}, el("strong", { title: meaning(count) }, many), ` ${one ? "matches" : "match"} the filter:`),
       el(
         "dl",
         { class: "facts" },
         ...worded(filters).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
       ),
-      el("p", {}, does.says(count.timers === 1 ? "It" : "They")),
+      el("p", {}, does.says(one ? "It" : "They")),
       bar,
       line,
     ],

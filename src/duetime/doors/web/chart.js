@@ -1,13 +1,13 @@
-// Charts: uPlot, in the colours of the page, as wide as their place, with words for those who can't see them.
+// Charts drawn by uPlot in the page's colors and width, each with a summary and a table for screen readers.
 
 import { el } from "./dom.js";
 import { clock, local, now } from "./time.js";
 
 const HEIGHT = 160;
 
-// A colour of the style sheet as the canvas wants it.
-function colour(name) {
-  const probe = el("span", { class: `colour-${name}` });
+// A color of the style sheet in the form that the canvas needs.
+function color(name) {
+  const probe = el("span", { class: `color-${name}` });
   document.body.append(probe);
   const value = getComputedStyle(probe).color;
   probe.remove();
@@ -16,8 +16,8 @@ function colour(name) {
 
 const faint = (rgb, part) => rgb.replace(/^rgb\((.*)\)$/, `rgba($1, ${part})`);
 
-/* `lines`: [{ label, colour, text(value) }]; `bars` draws columns that begin at their time. `summary(data)` is the
-   sentence in place of the picture. Returns { node, set(data) }: data is [seconds[], values[], …]. */
+/* `lines`: [{ label, color, text(value) }]; `bars` draws columns that start at their time. `summary(data)` is the
+   sentence that stands for the picture. Returns { node, set(data) }: data is [seconds[], values[], …]. */
 export function chart({ heading, lines, bars = false, unit, summary, day = false, signal }) {
   const place = el("div", { class: "plot", role: "img" });
   const readout = el("p", { class: "readout muted" });
@@ -25,7 +25,7 @@ export function chart({ heading, lines, bars = false, unit, summary, day = false
   const details = el(
     "details",
     {},
-    el("summary", {}, "As a table"),
+    el("summary", {}, "Show as a table"),
     el(
       "div",
       { class: "scroll", tabindex: "0", role: "region", "aria-label": `${heading}, as a table` },
@@ -44,7 +44,7 @@ export function chart({ heading, lines, bars = false, unit, summary, day = false
   );
   const keys =
     lines.length > 1 &&
-    el("p", { class: "keys" }, ...lines.map((line) => el("span", { class: `key ${line.colour}` }, line.label)));
+    el("p", { class: "keys" }, ...lines.map((line) => el("span", { class: `key ${line.color}` }, line.label)));
   const node = el(
     "figure",
     { class: "chart" },
@@ -56,7 +56,7 @@ export function chart({ heading, lines, bars = false, unit, summary, day = false
   let data = [[], ...lines.map(() => [])];
   const when = (seconds) => (day ? clock(seconds * 1_000, false) : clock(seconds * 1_000, !bars));
 
-  // With nothing measured, or once, the picture is a minute wide: uPlot would make it a day.
+  // With fewer than two points the chart is a minute wide; uPlot would make it a day.
   const drawn = () => {
     const [at, ...values] = data;
     if (at.length > 1) return data;
@@ -88,15 +88,15 @@ export function chart({ heading, lines, bars = false, unit, summary, day = false
 
   const draw = () => {
     plot?.destroy();
-    const ink = colour("muted");
-    const grid = { stroke: colour("line"), width: 1 };
+    const ink = color("muted");
+    const grid = { stroke: color("line"), width: 1 };
     const axis = { stroke: ink, grid, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     plot = new uPlot(
       {
         width: Math.max(place.clientWidth, 200),
         height: HEIGHT,
         legend: { show: false },
-        padding: [8, 18, 0, 0],
+        padding: [8, 28, 0, 0],
         cursor: { y: false, points: { size: 7 }, drag: { x: false, y: false } },
         scales: {
           x: { time: true },
@@ -115,7 +115,7 @@ export function chart({ heading, lines, bars = false, unit, summary, day = false
         series: [
           {},
           ...lines.map((line) => {
-            const rgb = colour(line.colour);
+            const rgb = color(line.color);
             return {
               label: line.label,
               stroke: rgb,

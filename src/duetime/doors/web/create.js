@@ -1,4 +1,4 @@
-// Making a timer. Afterwards its own page shows how it fires.
+// Creates a timer, then opens its page, which shows it fire.
 
 import * as api from "./api.js";
 import { definitionForm, namespaceNames } from "./definition.js";
@@ -6,7 +6,7 @@ import { button, el, say, title } from "./dom.js";
 
 export async function show(main, { query }, signal) {
   const form = await definitionForm(null, await namespaceNames(signal), query);
-  const submit = el("button", { class: "main" }, "Create the timer");
+  const submit = el("button", { class: "main" }, "Create timer");
   const send = async (event) => {
     event.preventDefault();
     const body = form.body();
@@ -14,7 +14,8 @@ export async function show(main, { query }, signal) {
     submit.disabled = true;
     try {
       const made = await api.post("/timers", body);
-      say("The timer is made.");
+      const changed = made.status !== "pending" || made.updatedAt !== made.createdAt;
+      say(changed ? `This timer already exists and is ${made.status}: nothing was changed.` : "Timer created.");
       location.hash = api.timerLink(made);
     } catch (error) {
       if (!form.blame(error)) say(error.message, "bad");

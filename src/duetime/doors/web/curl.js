@@ -1,8 +1,8 @@
-// A timer as a command to paste: the request that would make it again.
+// A timer as a curl command that creates the same timer again.
 
 import { now } from "./time.js";
 
-// In single quotes a shell reads everything as it is, except the quote itself.
+// Within single quotes a shell takes every character literally, except the quote itself.
 export const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
 export function curlOf(timer) {

@@ -1,21 +1,34 @@
-// The form of what a timer is: when, where to, and what with. Making one and changing one use the same.
+// The form of a timer: its time, its target and its payload. Creating and editing share it.
 
 import * as api from "./api.js";
 import { button, el } from "./dom.js";
 import { allRight, area, blame, choice, field, text } from "./fields.js";
-import { fault, jsonFault, rulesOf } from "./rules.js";
-import { EXAMPLES, local, offsetAt, parseWhen, relative, utc, zone } from "./time.js";
+import { DURATION, fault, jsonFault, rulesOf } from "./rules.js";
+import { EXAMPLES, local, parseWhen, relative, utc, zone, zoneAt } from "./time.js";
 
 const pretty = (value) => (value === null || value === undefined ? "" : JSON.stringify(value, null, 2));
 
 function headersFault(typed) {
   for (const line of typed.split("\n").filter((one) => one.trim())) {
     const [name, ...rest] = line.split(":");
-    if (!rest.length) return `Each line is a name, a colon and a value: “${line.slice(0, 40)}” has no colon.`;
+    if (!rest.length) return `Write each header as name: value. “${line.slice(0, 40)}” has no colon.`;
     if (!/^[A-Za-z0-9!#$%&'*+.^_`|~-]+$/.test(name.trim())) return `“${name.slice(0, 40)}” is not a header name.`;
   }
   return null;
 }
+
+const numbersOf = (typed) => typed.split(/[\s,]+/).filter(Boolean).map(Number);
+
+const statusesFault = (typed) =>
+  numbersOf(typed).every((one) => Number.isInteger(one) && one >= 300 && one <= 599)
+    ? null
+    : "Write statuses from 300 to 599, separated by commas.";
+
+// What completes a timer, by its responseProtocol.
+export const COMPLETED_BY = {
+  answer: 'HTTP 200 with {"ok": true}, or any 2xx without a body',
+  status: "any 2xx response",
+};
 
 const headersOf = (typed) =>
   Object.fromEntries(
@@ -25,24 +38,24 @@ const headersOf = (typed) =>
       .map((line) => [line.slice(0, line.indexOf(":")).trim(), line.slice(line.indexOf(":") + 1).trim()]),
   );
 
-/* `before` is the timer to change, or null for a new one. Answers with { node, body(), blame(error) }: `body` is the
-   request as text, so that a payload goes out as it was written, or null while something is wrong. */
+/* `before` is the timer to change, or null for a new one. Returns { node, body(), blame(error) }: `body` is the
+   request as text, so that a payload is sent exactly as typed, or null while a field is invalid. */
 export async function definitionForm(before, namespaces = [], chosen = {}) {
   const rules = await rulesOf("CreateTimer");
   const rule =
-    (...path) =>
+    (path, expected) =>
     (value) =>
-      fault(value, rules.of(...path));
+      fault(value, rules.of(...path.split(".")), expected);
   const policy = before?.retryPolicy ?? {};
 
   const preview = el("p", { class: "preview", "aria-live": "polite" });
   const when = field(
     before ? "New time" : "When",
-    text({ placeholder: before ? "leave empty to keep it" : "in 10 minutes" }),
+    text({ placeholder: before ? "leave empty to keep the time" : "in 10 minutes" }),
     {
       required: !before,
       name: "executeAt",
-      hint: `In your own words, in your time zone: ${zone}.`,
+      hint: `A duration or a time in your time zone, ${zone}.`,
       check: (value) => parseWhen(value).error ?? null,
     },
   );
@@ -52,7 +65,7 @@ export async function definitionForm(before, namespaces = [], chosen = {}) {
       ...(at && !error
         ? [
             el("strong", {}, local(at)),
-            ` ${zone} (${offsetAt(at)}) · `,
+            ` ${zoneAt(at)} · `,
             el("span", {}, utc(at)),
             ` · ${relative(utc(at))}`,
             note ? ` · ${note}` : "",
@@ -85,19 +98,19 @@ export async function definitionForm(before, namespaces = [], chosen = {}) {
     {
       required: !before?.callbackSubject,
       name: "callbackUrl",
-      hint: "What is called at that time.",
-      check: rule("callbackUrl"),
+      hint: "Duetime sends an HTTP request here when the timer is due.",
+      check: rule("callbackUrl", "Must be an http:// or https:// URL in ASCII, without spaces, user name or password."),
     },
   );
   const payload = field("Payload", area({ placeholder: '{"order": 17}' }, pretty(before?.payload)), {
     name: "payload",
-    hint: "Any JSON: it is sent with the callback as you write it.",
+    hint: "Any JSON. It is part of the request body, exactly as typed.",
     check: jsonFault,
   });
-  const id = field("Id", text({ placeholder: "made for you when empty" }), {
+  const id = field("Id", text({ placeholder: "generated if empty" }), {
     name: "id",
     hint: "Unique in its namespace.",
-    check: rule("id"),
+    check: rule("id", "Must not contain control characters."),
   });
   const namespace = field(
     "Namespace",
@@ -109,9 +122,9 @@ export async function definitionForm(before, namespaces = [], chosen = {}) {
   );
   const correlation = field("Correlation id", text({ placeholder: "order-17", value: before?.correlationId ?? "" }), {
     name: "correlationId",
-    required: Boolean(before?.correlationId), // The API can change it, and not take it away.
-    hint: "What belongs together, to list it by.",
-    check: rule("correlationId"),
+    required: Boolean(before?.correlationId), // The API can change it but not remove it.
+    hint: "A label for related timers; you can filter by it.",
+    check: rule("correlationId", "Must not contain NUL characters."),
   });
 
   const methods = rules.of("callbackMethod").enum ?? ["POST"];
@@ -123,20 +136,14 @@ export async function definitionForm(before, namespaces = [], chosen = {}) {
     ),
     { name: "callbackMethod" },
   );
-  const timeout = field("Timeout of an attempt", text({ placeholder: "30s", value: before?.callbackTimeout ?? "" }), {
+  const timeout = field("Timeout per attempt", text({ placeholder: "30s", value: before?.callbackTimeout ?? "" }), {
     name: "callbackTimeout",
-    hint: "From 1ms to 1h, like 30s.",
-    check: rule("callbackTimeout"),
+    hint: "How long an attempt may take, such as 30s.",
+    check: rule("callbackTimeout", DURATION),
   });
   const protocol = field(
-    "What completes it",
-    choice(
-      [
-        ["answer", '200 with {"ok": true}'],
-        ["status", "any 2xx answer"],
-      ],
-      before?.responseProtocol ?? "answer",
-    ),
+    "Completed by",
+    choice(Object.entries(COMPLETED_BY), before?.responseProtocol ?? "answer"),
     { name: "responseProtocol" },
   );
   const headers = field(
@@ -150,7 +157,7 @@ export async function definitionForm(before, namespaces = [], chosen = {}) {
     }),
     {
       name: "callbackHeaders",
-      hint: "One on each line: a name, a colon, a value.",
+      hint: "One per line, as name: value.",
       check: headersFault,
     },
   );
@@ -158,29 +165,38 @@ export async function definitionForm(before, namespaces = [], chosen = {}) {
     field(label, text({ placeholder, value: policy[name] ?? "" }), {
       name: `retryPolicy.${name}`,
       hint,
-      check: rule("retryPolicy", name),
+      check: rule(`retryPolicy.${name}`, DURATION),
     });
   const retries = [
-    retry("maxRetries", "Retries", "How many more attempts a failed one is given.", "3"),
-    retry("initialInterval", "First wait", "Before the first retry, like 30s.", "30s"),
-    retry("backoffMultiplier", "Each wait is longer by", "A factor from 1 on.", "2"),
-    retry("maxInterval", "Longest wait", "Like 10m.", "10m"),
-    retry("maxRetryAttemptsDuration", "Give up after", "All retries together, like 24h.", "24h"),
+    retry("maxRetries", "Retries", "How many times Duetime retries, 0 to 1000.", "3"),
+    retry("initialInterval", "Initial interval", "The wait before the first retry, such as 30s.", "30s"),
+    retry("backoffMultiplier", "Backoff multiplier", "Each wait is this many times the one before; at least 1.", "2"),
+    retry("maxInterval", "Maximum interval", "The longest wait between retries, such as 10m.", "10m"),
+    retry("maxRetryAttemptsDuration", "Give up after", "No retry starts later than this after the first attempt.", "24h"),
   ];
+  const giveUpOn = field(
+    "Give up on statuses",
+    text({ placeholder: "400, 404, 410", value: (policy.giveUpOn ?? []).join(", ") }),
+    {
+      name: "retryPolicy.giveUpOn",
+      hint: "A response with one of these statuses fails the timer at once.",
+      check: statusesFault,
+    },
+  );
   const jitter = field(
-    "Draw each wait by chance",
+    "Jitter",
     choice(
       [
-        ["true", "yes, from 0 to the wait"],
-        ["false", "no, the whole wait"],
+        ["true", "on"],
+        ["false", "off"],
       ],
       String(policy.jitter ?? true),
     ),
-    { name: "retryPolicy.jitter" },
+    { name: "retryPolicy.jitter", hint: "Each wait is a random part of the interval." },
   );
   const metadata = field("Metadata", area({ rows: "3" }, pretty(before?.metadata)), {
     name: "metadata",
-    hint: "Any JSON, kept for you and not sent.",
+    hint: "Any JSON. Stored with the timer, not sent.",
     check: jsonFault,
   });
 
@@ -195,6 +211,7 @@ export async function definitionForm(before, namespaces = [], chosen = {}) {
     protocol,
     headers,
     ...retries,
+    giveUpOn,
     jitter,
     metadata,
   ];
@@ -211,15 +228,16 @@ export async function definitionForm(before, namespaces = [], chosen = {}) {
     el(
       "details",
       {},
-      el("summary", {}, "Delivery: method, headers, timeout, answer"),
-      el("div", { class: "pair" }, ...has(method, timeout, protocol)),
+      el("summary", {}, "Delivery: method, headers, timeout, response"),
+      el("div", { class: "pair" }, ...has(method, timeout)),
+      protocol.node,
       headers.node,
     ),
     el(
       "details",
       {},
       el("summary", {}, "Retries"),
-      el("div", { class: "pair" }, ...retries.map((one) => one.node), jitter.node),
+      el("div", { class: "pair" }, ...[...retries, giveUpOn, jitter].map((one) => one.node)),
     ),
     el("details", {}, el("summary", {}, "Metadata"), metadata.node),
   );
@@ -244,7 +262,7 @@ export async function definitionForm(before, namespaces = [], chosen = {}) {
           /maxRetries|Multiplier/.test(one.name) ? Number(one.value) : one.value.trim(),
         ]),
     );
-    asked.retryPolicy = { ...given, jitter: jitter.value === "true" };
+    asked.retryPolicy = { ...given, giveUpOn: numbersOf(giveUpOn.value), jitter: jitter.value === "true" };
     asked.callbackHeaders = headersOf(headers.value);
     const written = [payload, metadata]
       .filter((one) => one.value !== one.input.defaultValue)

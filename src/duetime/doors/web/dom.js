@@ -1,4 +1,4 @@
-// Builds the page out of nodes. Text is only ever set as text, so nothing that a timer carries can become markup.
+// Builds the page from DOM nodes. Text is only ever set as text, so timer data can't become markup.
 
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -14,7 +14,7 @@ export function el(tag, attributes = {}, ...children) {
 
 export const button = (text, click, attributes = {}) => el("button", { type: "button", click, ...attributes }, text);
 
-// A heading that takes the focus when its page is shown.
+// A heading that gets the focus when its page is shown.
 export const title = (...inside) => el("h1", { tabindex: "-1" }, ...inside);
 
 export const section = (heading, ...inside) => {
@@ -24,8 +24,11 @@ export const section = (heading, ...inside) => {
 
 export const number = (value) => value.toLocaleString("en-US");
 
-// How many, where counting may have stopped at a bound.
-export const counted = ({ timers, more }) => `${number(timers)}${more ? "+" : ""}`;
+// A count as text: + if counting stopped at a bound, ~ if it is an estimate.
+export const counted = ({ timers, more, estimated }) => `${estimated ? "~" : ""}${number(timers)}${more ? "+" : ""}`;
+
+// The tooltip of a count, which explains the ~.
+export const meaning = ({ estimated }) => (estimated ? "An estimate: this database keeps no exact count." : null);
 
 export const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 
@@ -34,7 +37,7 @@ const GLYPHS = { pending: "○", executing: "◐", completed: "✓", failed: "�
 export const badge = (status) =>
   el("span", { class: `badge ${status}` }, el("span", { "aria-hidden": "true" }, GLYPHS[status] ?? "·"), ` ${status}`);
 
-// Says something once, to eyes and to screen readers.
+// Shows a message for a few seconds; screen readers announce it.
 export function say(text, kind = "note") {
   const line = el(
     "p",
@@ -47,7 +50,7 @@ export function say(text, kind = "note") {
   setTimeout(() => line.remove(), kind === "bad" ? 15_000 : 6_000);
 }
 
-// Says something to screen readers alone, at most every ten seconds: a page that changes all the time must not chatter.
+// Announces something to screen readers only, at most every ten seconds, so that a busy page does not chatter.
 let quietUntil = 0;
 export function murmur(text) {
   if (performance.now() < quietUntil) return;
@@ -57,11 +60,11 @@ export function murmur(text) {
   setTimeout(() => line.remove(), 5_000);
 }
 
-export function problem(error, again) {
+export function problem(error, again, heading = "Something went wrong") {
   return el(
     "div",
     { class: "card problem", role: "alert" },
-    title("That did not work"),
+    title(heading),
     el("p", {}, error.message),
     again && button("Try again", again),
   );
@@ -72,10 +75,10 @@ export async function copy(text, what) {
     await navigator.clipboard.writeText(text);
     say(`Copied ${what}.`);
   } catch {
-    // Without a secure context there is no clipboard: show it to be copied by hand.
+    // Without a secure context there is no clipboard: show the text to copy by hand.
     const area = el("textarea", { readonly: true, rows: "8", "aria-label": what, value: text });
     const shown = dialog(`Copy ${what}`, [
-      el("p", {}, "The browser does not let this page use the clipboard. Copy it from here:"),
+      el("p", {}, "The browser does not allow this page to use the clipboard. Copy the text from here:"),
       area,
     ]);
     area.select();
@@ -83,8 +86,8 @@ export async function copy(text, what) {
   }
 }
 
-// A dialog that answers with the value of the button that closed it, or null (Escape, Cancel).
-// `act` may keep it open: it is given the value and returns false for that. The promise can `close` it too.
+// Opens a dialog. Resolves to the value of the button that closed it, or to null (Escape, Cancel).
+// `act` gets the value and can return false to keep the dialog open. The promise has a `close` method.
 export function dialog(heading, inside, choices = [], { act = () => true, cancel = "Close", wide = false } = {}) {
   let box;
   const answered = new Promise((resolve) => {

@@ -1,7 +1,7 @@
-// What is filtered as a file: pages through the API, up to a bound, and can be stopped.
+// Exports the timers that match the filter to a file: pages through the API, up to a limit; can be stopped.
 
 import * as api from "./api.js";
-import { button, dialog, el, number, say } from "./dom.js";
+import { button, dialog, el, number, plural, say } from "./dom.js";
 
 export const ROWS_MAX = 100_000;
 const PAGE = 1_000;
@@ -23,7 +23,7 @@ const COLUMNS = [
   "updatedAt",
 ];
 
-// A cell that begins like a formula would be one in a spreadsheet: a quote in front keeps it text.
+// A spreadsheet would run a cell that starts like a formula: a leading quote keeps it text.
 export function cell(value) {
   let text =
     value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
@@ -43,10 +43,11 @@ function save(parts, type, name) {
 
 export async function exportTimers(filters, kind) {
   const count = await api.get(`/timers/count?${api.query(filters)}`);
-  if (!count.timers) return say("There is nothing to export.");
+  if (!count.timers && !count.estimated) return say("No timers match the filter: nothing to export.");
   const total = Math.min(count.timers, ROWS_MAX);
-  const bar = el("progress", { max: count.more ? null : String(total), "aria-label": "Exported so far" });
-  if (!count.more) bar.value = 0;
+  const exact = !count.more && !count.estimated;
+  const bar = el("progress", { max: exact ? String(total) : null, "aria-label": "Exported so far" });
+  if (exact) bar.value = 0;
   const line = el("p", { "aria-live": "off" }, "Starting …");
   const stop = new AbortController();
   const shown = dialog(`Export as ${kind.toUpperCase()}`, [bar, line], [], { cancel: "Stop" });
@@ -66,11 +67,11 @@ export async function exportTimers(filters, kind) {
         );
       rows += timers.length;
       cursor = page.nextCursor;
-      if (!count.more) bar.value = rows;
-      line.textContent = `${number(rows)} of ${number(total)}${count.more ? " or more" : ""}`;
+      if (exact) bar.value = rows;
+      line.textContent = `${number(rows)} of ${count.estimated ? "~" : ""}${number(total)}${count.more ? " or more" : ""}`;
     } while (cursor && rows < ROWS_MAX);
   } catch (error) {
-    if (error.name === "AbortError") return say("The export was stopped: no file was made.");
+    if (error.name === "AbortError") return say("Export stopped. No file was saved.");
     shown.close();
     return say(error.message, "bad");
   }
@@ -78,7 +79,7 @@ export async function exportTimers(filters, kind) {
   if (kind === "json") parts.push("\n]\n");
   save(parts, kind === "csv" ? "text/csv;charset=utf-8" : "application/json", `timers.${kind}`);
   return say(
-    `Exported ${number(rows)} timers${rows === ROWS_MAX ? `: the first ${number(ROWS_MAX)}, which is the most at once` : ""}.`,
+    `Exported ${plural(rows, "timer")}${rows === ROWS_MAX ? ", the maximum per export. More may match the filter" : ""}.`,
   );
 }
 

@@ -1,10 +1,10 @@
-// Fields of forms: a label, a hint, and what is wrong with what was typed, said beside it and while typing.
+// Form fields: a label, a hint and the validation error, which updates while typing.
 
 import { el } from "./dom.js";
 
 let made = 0;
 
-// `check(value)` answers with what is wrong, or null. `node` is the whole field, `input` what is typed into.
+// `check(value)` returns the error or null. `node` is the whole field, `input` its input element.
 export function field(label, input, { hint = null, check = () => null, required = false, name = null } = {}) {
   made += 1;
   const id = `f${made}`;
@@ -35,7 +35,7 @@ export function field(label, input, { hint = null, check = () => null, required 
     get value() {
       return input.value;
     },
-    // Checks what is typed. What is required and empty is only said when the form is sent.
+    // Validates the input. An empty required field is an error only when the form is sent.
     check(sending = false) {
       if (!input.value.trim())
         return tell(required && sending ? `${label} is required.` : null) && !(required && sending);
@@ -53,10 +53,11 @@ export const area = (attributes = {}, text = "") =>
 export const choice = (options, value) => {
   const select = el("select", {}, ...options.map(([key, shown]) => el("option", { value: key }, shown ?? key)));
   select.value = value;
+  if (select.selectedIndex < 0) select.selectedIndex = 0; // The value is not one of the options.
   return select;
 };
 
-// Checks all; the first that is wrong takes the focus.
+// Validates all fields and focuses the first invalid one.
 export function allRight(fields) {
   const wrong = fields.filter((one) => !one.check(true));
   openTo(wrong[0]);
@@ -70,7 +71,7 @@ function openTo(one) {
   one.input.focus();
 }
 
-// Shows what the service refused at the field that it names; false if no field here has that name.
+// Shows the service's error at the field that it names; false if this form has no such field.
 export function blame(fields, error) {
   const named =
     error.field &&
@@ -79,8 +80,7 @@ export function blame(fields, error) {
         one.name === error.field || error.field.startsWith(`${one.name}.`) || error.field.startsWith(`${one.name}[`),
     );
   if (!named) return false;
-  const sentence = error.message;
-  named.tell(`${sentence[0].toUpperCase()}${sentence.slice(1)}.`.replace(/\.\.$/, "."));
+  named.tell(error.message);
   openTo(named);
   return true;
 }

@@ -1,9 +1,9 @@
-// What a newcomer sees in place of nothing: what to do next, and a first timer in one click.
+// The empty state: explains timers and creates a first one with one click.
 
 import * as api from "./api.js";
 import { button, el, say } from "./dom.js";
 
-// The service itself takes the callback: it is the one receiver that is surely there.
+// The service itself receives the callback, so no other receiver has to run.
 const HELLO = "/ui/hello";
 
 async function fire(event) {
@@ -22,7 +22,7 @@ async function fire(event) {
     event.target.disabled = false;
     say(
       error.field === "callbackUrl"
-        ? `${error.message}. This service calls public addresses only: make a timer of your own instead.`
+        ? `${error.message} This service can't call itself: create a timer with a URL of your own.`
         : error.message,
       "bad",
     );
@@ -37,18 +37,18 @@ export function firstTimer() {
     el(
       "p",
       {},
-      "A timer is a promise: at its time, Duetime calls a URL of yours with the JSON you gave it. See one happen:",
+      "A timer sends your JSON to your URL at the time that you choose. Try one:",
     ),
     el(
       "div",
       { class: "actions" },
-      button("Fire a first timer in 10 seconds", fire, { class: "main" }),
-      el("a", { class: "button", href: "#/create" }, "Make one of your own"),
+      button("Create a timer that fires in 10 seconds", fire, { class: "main" }),
+      el("a", { class: "button", href: "#/create" }, "Create your own timer"),
     ),
     el(
       "p",
       { class: "muted" },
-      "The first one calls this service itself, so nothing else has to run. You will see it fire.",
+      "This timer calls Duetime itself, so you need no receiver. Its page shows when it fires.",
     ),
   );
 }

@@ -1,4 +1,4 @@
-// What changes while somebody looks: one event stream for the whole page, closed while the page is hidden or paused.
+// Live updates: one event stream for the whole page, closed while the page is hidden or paused.
 
 import * as api from "./api.js";
 import { setNow } from "./time.js";
@@ -13,7 +13,7 @@ const mark = (text, state) => {
   const shown = document.getElementById("live");
   shown.textContent = text;
   shown.dataset.state = state;
-  shown.setAttribute("aria-label", `${text}: ${paused ? "resume" : "stop"} live updates`);
+  shown.setAttribute("aria-label", `${text}: ${paused ? "resume" : "pause"} live updates`);
 };
 
 function open() {
@@ -33,7 +33,7 @@ function open() {
   });
   source.addEventListener("error", () => {
     mark("Reconnecting", "waiting");
-    // The browser reconnects by itself unless the service refused: perhaps the session is over.
+    // The browser reconnects unless the service rejected the request: the session may be over.
     if (source?.readyState !== EventSource.CLOSED) return;
     again = setTimeout(open, 3_000);
     api.session.look().then(
@@ -61,7 +61,7 @@ export function stop() {
   close();
 }
 
-// Whether the page may change by itself now.
+// Whether live updates are on.
 export const follows = () => !paused && !document.hidden;
 
 export function onPulse(listener, signal) {
@@ -69,7 +69,8 @@ export function onPulse(listener, signal) {
   signal.addEventListener("abort", () => listeners.delete(listener));
 }
 
-// Calls `refresh` when timers changed, and no sooner than `every` after the last call ended.
+// Calls `refresh` when timers changed, at the earliest `every` ms after the last call ended. The first event counts as a
+// change: timers may have changed between the page's first request and this event.
 export function onChange(refresh, signal, every = 1_000) {
   let seen = null;
   let busy = false;
@@ -91,7 +92,7 @@ export function onChange(refresh, signal, every = 1_000) {
     if (stale && !signal.aborted) run();
   };
   onPulse((pulse) => {
-    if (seen !== null && pulse.changes !== seen) run();
+    if (pulse.changes !== seen) run();
     seen = pulse.changes;
   }, signal);
 }

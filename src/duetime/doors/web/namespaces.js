@@ -1,21 +1,23 @@
-// Namespaces: what there is, and one of them with its retention, its weight, its pause and its signing secrets.
+// The list of namespaces, and one namespace with its retention, weight, pause and signing secrets.
 
 import * as api from "./api.js";
-import { button, copy, dialog, el, plural, say, section, title } from "./dom.js";
+import { button, copy, dialog, el, say, section, title } from "./dom.js";
 import { allRight, blame, field, text } from "./fields.js";
 import { fault, rulesOf } from "./rules.js";
 import { local, relative } from "./time.js";
 
 const at = (name) => `/namespaces/${encodeURIComponent(name)}`;
 const share =
-  "Its share when more is due than can be delivered, 1 to 100: weight 3 gets three times the share of weight 1.";
-const kept = (retention) => retention ?? "as the settings say";
+  "1 to 100. When more timers are due than can be delivered, weight 3 gets three times the share of weight 1.";
+const KEPT = "Must be a duration of at least 1s, such as 30d, or forever.";
+const RETENTION = "How long finished timers are kept: a duration of at least 1s, such as 30d, or forever.";
+const kept = (retention) => retention ?? "default";
 const state = (paused) =>
   el(
     "span",
     { class: `badge ${paused ? "executing" : "completed"}` },
     el("span", { "aria-hidden": "true" }, paused ? "‖" : "✓"),
-    paused ? " paused" : " running",
+    paused ? " paused" : " active",
   );
 
 export async function show(main, { path }, signal) {
@@ -37,7 +39,7 @@ async function all(main, signal) {
       el(
         "td",
         { class: "wide-only" },
-        namespace.secrets.length ? plural(namespace.secrets.length, "secret") : "not signed",
+        namespace.secrets.length ? "signed" : "not signed",
       ),
       el("td", { class: "wide-only" }, local(namespace.createdAt)),
     ),
@@ -49,7 +51,7 @@ async function all(main, signal) {
       title("Namespaces"),
       el("div", { class: "actions" }, button("New namespace", make, { class: "main" })),
     ),
-    el("p", { class: "muted" }, "A namespace is a scope of ids with its own retention, weight, pause and signing secrets."),
+    el("p", { class: "muted" }, "Each namespace has its own timer ids, retention, weight and signing secrets, and can be paused."),
     el(
       "div",
       { class: "card list" },
@@ -66,11 +68,11 @@ async function all(main, signal) {
             ...[
               ["Name"],
               ["State"],
-              ["Finished timers kept"],
+              ["Retention"],
               ["Weight", "right wide-only"],
               ["Shards", "right wide-only"],
               ["Callbacks", "wide-only"],
-              ["Made", "wide-only"],
+              ["Created", "wide-only"],
             ].map(([label, kind]) => el("th", { scope: "col", class: kind }, label)),
           ),
         ),
@@ -82,21 +84,21 @@ async function all(main, signal) {
 
 async function make() {
   const rules = await rulesOf("NamespaceIn");
-  const check = (name) => (value) => fault(value, rules.of(name));
+  const check = (name, expected) => (value) => fault(value, rules.of(name), expected);
   const name = field("Name", text({ placeholder: "billing" }), {
     name: "name",
     required: true,
     hint: "Letters, digits, dots, hyphens and underscores.",
-    check: check("name"),
+    check: check("name", "Must have only the letters a–z and A–Z, digits, dots, hyphens and underscores."),
   });
-  const retention = field("Retention", text({ placeholder: "as the settings say" }), {
+  const retention = field("Retention", text({ placeholder: "default of the service" }), {
     name: "retention",
-    hint: "How long finished timers are kept: like 30d, or forever.",
-    check: check("retention"),
+    hint: RETENTION,
+    check: check("retention", KEPT),
   });
   const shards = field("Shards", text({ inputmode: "numeric", placeholder: "all" }), {
     name: "shards",
-    hint: "How many shards it is spread over. Fixed once it is made.",
+    hint: "How many shards its timers are spread over. You can't change this later.",
     check: check("shards"),
   });
   const weight = field("Weight", text({ inputmode: "numeric", placeholder: "1" }), {
@@ -139,8 +141,8 @@ async function one(main, name, signal) {
   const retention = field("Retention", text(), {
     name: "retention",
     required: true,
-    hint: "How long finished timers are kept: like 30d, at least 1s, or forever.",
-    check: (value) => fault(value, rules.of("retention")),
+    hint: RETENTION,
+    check: (value) => fault(value, rules.of("retention"), KEPT),
   });
   const weight = field("Weight", text({ inputmode: "numeric" }), {
     name: "weight",
@@ -165,25 +167,25 @@ async function one(main, name, signal) {
         "p",
         {},
         paused
-          ? "Nothing of it fires. New timers are taken, and those that fall due wait."
-          : "Its timers fire when they are due.",
+          ? "No timer of this namespace fires. New timers are accepted, and due timers wait."
+          : "Timers fire when they are due.",
       ),
     );
     actions.replaceChildren(
       button(paused ? "Resume" : "Pause", () =>
         change(
           { paused: !paused },
-          paused ? "Resumed: what is due fires now." : "Paused: nothing of it fires until it is resumed.",
+          paused ? "Resumed. Due timers fire now." : "Paused. No timer fires until you resume the namespace.",
         ),
       ),
-      el("a", { class: "button", href: `#/timers?${api.query({ namespace: name })}` }, "Its timers"),
-      el("a", { class: "button", href: `#/create?${api.query({ namespace: name })}` }, "New timer in it"),
+      el("a", { class: "button", href: `#/timers?${api.query({ namespace: name })}` }, "View timers"),
+      el("a", { class: "button", href: `#/create?${api.query({ namespace: name })}` }, "New timer here"),
     );
     const listed = [
-      ["Shards", `${namespace.shards}, fixed`],
-      ["Finished timers kept", kept(namespace.retention)],
+      ["Shards", `${namespace.shards} (fixed)`],
+      ["Retention", kept(namespace.retention)],
       ["Weight", String(namespace.weight)],
-      ["Made", local(namespace.createdAt)],
+      ["Created", local(namespace.createdAt)],
     ];
     facts.replaceChildren(...listed.flatMap(([key, value]) => [el("dt", {}, key), el("dd", {}, value)]));
     secrets.replaceChildren(shownSecrets(namespace));
@@ -193,7 +195,7 @@ async function one(main, name, signal) {
       return el(
         "p",
         { class: "empty" },
-        "Callbacks are not signed. Make a secret, and receivers can check that a callback is yours.",
+        "Callbacks are not signed. Create a secret so that receivers can verify them.",
       );
     }
     const rows = namespace.secrets.map((secret) =>
@@ -205,7 +207,7 @@ async function one(main, name, signal) {
         el(
           "td",
           {},
-          secret.expiresAt ? `signs too, until ${local(secret.expiresAt)} (${relative(secret.expiresAt)})` : "signs",
+          secret.expiresAt ? `signs callbacks until ${local(secret.expiresAt)} (${relative(secret.expiresAt)})` : "signs callbacks",
         ),
         el(
           "td",
@@ -216,7 +218,7 @@ async function one(main, name, signal) {
     );
     return el(
       "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": "The secrets there are" },
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Signing secrets, as a table" },
       el(
         "table",
         {},
@@ -224,7 +226,7 @@ async function one(main, name, signal) {
         el(
           "thead",
           {},
-          el("tr", {}, ...["Id", "Made", "State", "Action"].map((label) => el("th", { scope: "col" }, label))),
+          el("tr", {}, ...["Id", "Created", "State", "Action"].map((label) => el("th", { scope: "col" }, label))),
         ),
         el("tbody", {}, ...rows),
       ),
@@ -253,28 +255,28 @@ async function one(main, name, signal) {
       return;
     }
     await again();
-    await dialog("A new signing secret", [
+    await dialog("New signing secret", [
       el(
         "p",
         {},
-        el("strong", {}, "It is shown this once."),
-        " Give it to the receivers now. The one before it signs too for 24 hours.",
+        el("strong", {}, "Duetime shows this secret only once."),
+        " Copy it to your receivers now. The previous secret, if any, also signs for another 24 hours.",
       ),
       el("pre", { tabindex: "0", role: "region", "aria-label": "The secret" }, el("code", {}, made.secret)),
-      button("Copy the secret", () => copy(made.secret, "the secret"), { class: "main" }),
+      button("Copy secret", () => copy(made.secret, "the secret"), { class: "main" }),
     ]);
   }
   async function drop(id) {
     const answer = await dialog(
       "Delete this secret?",
-      [el("p", {}, "Callbacks are no longer signed with it. Receivers that know only this one will refuse them.")],
-      [["yes", "Delete it", "danger"]],
+      [el("p", {}, "Callbacks will no longer be signed with it. Receivers that know only this secret will reject them.")],
+      [["yes", "Delete secret", "danger"]],
       { cancel: "Keep it" },
     );
     if (!answer) return;
     try {
       await api.remove(`${at(name)}/secrets/${encodeURIComponent(id)}`);
-      say("Deleted.");
+      say("Secret deleted.");
     } catch (error) {
       say(error.message, "bad");
     }
@@ -287,7 +289,7 @@ async function one(main, name, signal) {
   } catch (error) {
     if (error.status !== 404) throw error;
     main.replaceChildren(
-      title("No such namespace"),
+      title("Namespace not found"),
       el(
         "div",
         { class: "card empty" },
@@ -301,7 +303,7 @@ async function one(main, name, signal) {
   retention.input.value = namespace.retention ?? "";
   weight.input.value = String(namespace.weight);
   main.replaceChildren(
-    el("nav", { class: "crumbs", "aria-label": "Where this is" }, el("a", { href: "#/namespaces" }, "Namespaces")),
+    el("nav", { class: "crumbs", "aria-label": "Breadcrumbs" }, el("a", { href: "#/namespaces" }, "Namespaces")),
     el("div", { class: "heading" }, title(name), actions),
     status,
     el(
@@ -310,8 +312,8 @@ async function one(main, name, signal) {
       section(
         "Settings",
         facts,
-        saving(retention, "Save the retention", () => ({ retention: retention.value.trim() })),
-        saving(weight, "Save the weight", () => ({ weight: Number(weight.value) })),
+        saving(retention, "Save retention", () => ({ retention: retention.value.trim() })),
+        saving(weight, "Save weight", () => ({ weight: Number(weight.value) })),
       ),
       section("Signing secrets", secrets, button("New secret", add)),
     ),

@@ -1,8 +1,9 @@
-// The overview: is it on time, what fires, what is due, what failed and who owns what. Live.
+// The overview, live: punctuality, throughput, forecast, failures and shard owners.
 
+import { lists, ownClocks } from "./abilities.js";
 import * as api from "./api.js";
 import { chart } from "./chart.js";
-import { badge, counted, el, number, plural, section, title } from "./dom.js";
+import { badge, counted, el, meaning, number, plural, section, title } from "./dom.js";
 import { firstTimer } from "./first.js";
 import { follows, onPulse } from "./live.js";
 import { local, now, relative, setNow, span, utc } from "./time.js";
@@ -10,13 +11,13 @@ import { local, now, relative, setNow, span, utc } from "./time.js";
 const STATUSES = ["pending", "executing", "completed", "failed", "canceled"];
 const RECENT_MS = 5 * 60_000;
 const LATE_MS = 1_000;
-// Why timers are overdue. A pause and a slow destination are named; the others are for operators to mend.
+// Why timers wait, as in duetime/overdue.py. Operators have to fix the ALARMS.
 const REASONS = {
-  paused: (count) => `${number(count)} held by a pause`,
-  destination: (count) => `${number(count)} wait${count === 1 ? "s" : ""} for destinations that can't take more`,
-  no_owner: (count) => `${number(count)} ${count === 1 ? "has" : "have"} no owner`,
-  behind: (count) => `${number(count)} wait${count === 1 ? "s" : ""} because this service is behind`,
-  store: () => "the store is slow",
+  paused: "in paused namespaces",
+  destination: "for destinations that are full, slow or do not respond",
+  no_owner: "in shards without an owner",
+  behind: "because the instances do not keep up",
+  store: "because the store is slow or does not respond",
 };
 const ALARMS = ["no_owner", "behind", "store"];
 
@@ -26,12 +27,12 @@ const ms = (value) => (value === null || value === undefined ? "–" : span(valu
 const last = (values) => values.findLast((value) => value !== null);
 const alarming = (reasons) => ALARMS.some((reason) => reasons[reason]);
 
-// Instances report every few seconds: what they say of a pause or a destination may be over by now.
+// Instances report every few seconds, so a reported pause or slow destination may be over by now.
 const why = ({ overdue, overdueReasons: reasons }) =>
   overdue.timers || alarming(reasons)
     ? Object.keys(REASONS)
         .filter((reason) => reasons[reason])
-        .map((reason) => REASONS[reason](reasons[reason]))
+        .map((reason) => `${number(reasons[reason])} ${REASONS[reason]}`)
     : [];
 
 export async function show(main, _, signal) {
@@ -44,26 +45,27 @@ export async function show(main, _, signal) {
   const welcome = el("div");
   const fires = chart({
     heading: "Fires per second",
-    lines: [{ label: "Fires per second", colour: "accent", text: perSecond }],
+    lines: [{ label: "Fires per second", color: "accent", text: perSecond }],
     summary: ([, values]) =>
       values.length
-        ? `Now ${perSecond(values.at(-1))}, at most ${perSecond(Math.max(...values))}.`
-        : "Nothing measured yet.",
+        ? `Now ${perSecond(values.at(-1))}, peak ${perSecond(Math.max(...values))}.`
+        : "No data yet.",
     signal,
   });
   const lateness = chart({
     heading: "Lateness",
     unit: "ms",
     lines: [
-      { label: "p99", colour: "warn", text: ms },
-      { label: "p50", colour: "good", text: ms },
+      { label: "p99", color: "warn", text: ms },
+      { label: "p50", color: "good", text: ms },
     ],
     summary: ([, p99, p50]) =>
       last(p50) === undefined
-        ? "Nothing fired yet."
-        : `Latest: half within ${ms(last(p50))}, 99 % within ${ms(last(p99))}.`,
+        ? "No timer fired in the last hour."
+        : `Latest: p50 ${ms(last(p50))}, p99 ${ms(last(p99))}.`,
     signal,
   });
+  const about = (name) => (shown.forecast[name].some((bar) => bar.estimated) ? "~" : "");
   const forecasts = [
     ["hour", "Due in the next hour, by minute"],
     ["day", "Due in the next day, by hour"],
@@ -72,11 +74,12 @@ export async function show(main, _, signal) {
     chart({
       heading,
       bars: true,
-      lines: [{ label: "Timers", colour: "accent", text: (value) => plural(value ?? 0, "timer") }],
+      lines: [{ label: "Timers", color: "accent", text: (value) => `${about(name)}${plural(value ?? 0, "timer")}` }],
       summary: ([, values]) => {
         const timers = values.reduce((sum, value) => sum + value, 0);
         const more = shown.forecast[name].some((bar) => bar.more);
-        return `${more ? "More than " : ""}${plural(timers, "timer")} fall${timers === 1 ? "s" : ""} due.`;
+        const many = `${more ? "More than " : ""}${about(name)}${plural(timers, "timer")}`;
+        return `${many} fall${timers === 1 ? "s" : ""} due${about(name) && " (estimate)"}.`;
       },
       day: name === "day",
       signal,
@@ -91,7 +94,12 @@ export async function show(main, _, signal) {
     tiles,
     el("div", { class: "two" }, el("div", { class: "card" }, fires.node), el("div", { class: "card" }, lateness.node)),
     el("div", { class: "two" }, ...forecasts.map(([, drawn]) => el("div", { class: "card" }, drawn.node))),
-    el("div", { class: "two" }, section("Failures by destination", failures), section("Who owns which shard", owners)),
+    el(
+      "div",
+      { class: "two" },
+      seen.failures && section("Failures by destination", failures),
+      section("Shard owners", owners),
+    ),
   );
   if (empty) welcome.replaceChildren(firstTimer());
 
@@ -101,17 +109,16 @@ export async function show(main, _, signal) {
     fires.set([at, activity.map((point) => point.firesPerSecond)]);
     lateness.set([at, activity.map((point) => point.latenessP99Ms), activity.map((point) => point.latenessP50Ms)]);
   };
-  const drawTiles = (statuses) => {
-    const link = (text, filters, inside, more) =>
-      el(
-        "li",
-        {},
-        el("a", { class: `tile ${more}`, href: `#/timers?${api.query(filters)}` }, el("strong", {}, text), inside),
-      );
+  const drawTiles = ({ statuses, estimated }) => {
+    const tile = (count, filters, inside, more) => {
+      const [tag, href] = lists(filters) ? ["a", `#/timers?${api.query(filters)}`] : ["div", null];
+      const many = el("strong", { title: meaning(count) }, counted(count));
+      return el("li", {}, el(tag, { class: `tile ${more}`, href }, many, inside));
+    };
     tiles.replaceChildren(
-      ...STATUSES.map((status) => link(number(statuses[status] ?? 0), { status }, badge(status), status)),
-      link(
-        counted(shown.overdue),
+      ...STATUSES.map((status) => tile({ timers: statuses[status] ?? 0, estimated }, { status }, badge(status), status)),
+      tile(
+        shown.overdue,
         { status: "pending", executeBefore: utc(now()) },
         el(
           "span",
@@ -126,19 +133,19 @@ export async function show(main, _, signal) {
   const draw = () => {
     activity = shown.activity;
     drawActivity();
-    drawTiles(shown.statuses);
+    drawTiles(shown);
     verdict.replaceChildren(...judged(shown));
     for (const [name, drawn] of forecasts) {
       const bars = shown.forecast[name];
       drawn.set([bars.map((bar) => seconds(bar.at)), bars.map((bar) => bar.timers)]);
     }
-    failures.replaceChildren(failed(shown.failures));
-    owners.replaceChildren(...owned(shown));
+    if (shown.failures) failures.replaceChildren(failed(shown.failures));
+    owners.replaceChildren(...owned(shown).filter(Boolean));
   };
   draw();
 
   onPulse((pulse) => {
-    drawTiles(pulse.statuses);
+    drawTiles(pulse);
     if (pulse.activity && pulse.activity.at !== activity.at(-1)?.at) {
       activity = [...activity.slice(-719), pulse.activity];
       drawActivity();
@@ -151,13 +158,13 @@ export async function show(main, _, signal) {
       shown = await api.get("/overview", signal);
       draw();
     } catch {
-      // The header says that the connection is lost; the next round tries again.
+      // The header shows the lost connection; the next round tries again.
     }
   }, seen.stepSeconds * 1_000);
   signal.addEventListener("abort", () => clearInterval(every));
 }
 
-// Is it on time? A word and a sentence.
+// The verdict: a word and a sentence.
 function judged(seen) {
   const { activity, overdue, overdueReasons: reasons, unowned, shards, instances, stepSeconds, now: at } = seen;
   const recent = activity.filter((point) => Date.parse(point.at) > Date.parse(at) - RECENT_MS);
@@ -170,32 +177,35 @@ function judged(seen) {
     ? ` ${counted(overdue)} ${overdue.timers === 1 ? "timer is" : "timers are"} overdue${because && `: ${because}`}.`
     : ` ${because ? `Overdue: ${because}` : "Nothing is overdue"}.`;
   const firedSays = fired
-    ? `In the last 5 minutes about ${plural(fired, "timer")} fired: half of them within ${span(p50)} of their time, 99 % within ${span(p99)}.`
-    : "Nothing fired in the last 5 minutes.";
+    ? `About ${plural(fired, "timer")} fired in the last 5 minutes: half within ${span(p50)} of their due time, 99% within ${span(p99)}.`
+    : "No timer fired in the last 5 minutes.";
   const away = instances.filter((instance) => !instance.serving).length;
-  const says = (kind, word, text) => [el("p", { class: `word ${kind}` }, word), el("p", {}, text)];
+  const says = (kind, word, text) => [
+    el("p", { class: `word ${kind}` }, word),
+    el("p", { title: meaning(overdue) }, text),
+  ];
   if (unowned.length) {
     return says(
       "bad",
-      "Part of it waits",
+      "Partly stopped",
       `${number(unowned.length)} of ${plural(shards, "shard")} ${unowned.length === 1 ? "has" : "have"} no owner: their timers wait until an instance claims them.${overdueSays}`,
     );
   }
   if (away)
     return says(
       "bad",
-      "Part of it waits",
-      `${plural(away, "instance")} can't serve: its clock is too far off the store's. ${firedSays}${overdueSays}`,
+      "Partly stopped",
+      `${plural(away, "instance")} can't serve: ${away === 1 ? "its clock is" : "their clocks are"} too far off the store's clock. ${firedSays}${overdueSays}`,
     );
   if (alarming(reasons)) return says("warn", "Behind", firedSays + overdueSays);
-  if (overdue.timers && reasons.destination) return says("calm", "Some timers wait", firedSays + overdueSays);
+  if (overdue.timers && reasons.destination) return says("calm", "Some timers are waiting", firedSays + overdueSays);
   if (p99 > LATE_MS) return says("warn", "Running late", firedSays + overdueSays);
   return fired ? says("good", "On time", firedSays + overdueSays) : says("calm", "Quiet", firedSays + overdueSays);
 }
 
 function failed({ of, destinations }) {
   if (!destinations.length)
-    return el("p", { class: "empty" }, "No timer has failed. When one does, its destination and the reason are here.");
+    return el("p", { class: "empty" }, "No failed timers.");
   const rows = destinations.map((one) =>
     el(
       "tr",
@@ -233,13 +243,13 @@ function failed({ of, destinations }) {
     el(
       "p",
       { class: "muted" },
-      `Of the latest ${number(of)} failed timers. `,
-      el("a", { href: "#/timers?status=failed" }, "All failed timers"),
+      `Based on the latest ${plural(of, "failed timer")}. `,
+      el("a", { href: "#/timers?status=failed" }, "View all failed timers"),
     ),
   );
 }
 
-// Shards as 0–15, 20.
+// Shard numbers as ranges: 0–15, 20.
 function ranges(shards) {
   const found = [];
   for (const shard of [...shards].sort((a, b) => a - b)) {
@@ -268,7 +278,7 @@ function owned({ instances, unowned, shards }) {
         el("span", { class: `cell owner-${at % 8}`, "aria-hidden": "true" }),
         ` ${instance.name}`,
       ),
-      el("td", {}, instance.serving ? "serving" : "not serving"),
+      el("td", {}, instance.serving ? "serving" : "clock wrong"),
       el("td", { class: "right" }, number(instance.shards.length)),
       el("td", { class: "break" }, ranges(instance.shards)),
     ),
@@ -295,7 +305,13 @@ function owned({ instances, unowned, shards }) {
     el(
       "p",
       { class: unowned.length ? "bad" : "muted" },
-      unowned.length ? `Nobody owns ${ranges(unowned)}.` : "Every shard has an owner.",
+      unowned.length ? `Shards without an owner: ${ranges(unowned)}.` : "Every shard has an owner.",
     ),
+    ownClocks() &&
+      el(
+        "p",
+        { class: "muted" },
+        "Each instance uses its own machine's clock to decide which timers are due. Synchronize the clocks with NTP.",
+      ),
   ];
 }

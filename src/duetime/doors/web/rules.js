@@ -1,8 +1,8 @@
-// The service's own rules, from its OpenAPI document, said to people while they type.
+// Validates input while typing, by the rules of the service's OpenAPI document.
 
 import * as api from "./api.js";
 
-// What a schema says about a value that is there: references followed, "or null" left out.
+// The schema of a value that is present: follows references and drops "or null".
 function plain(schema, all) {
   const named = schema.$ref ? all[schema.$ref.split("/").at(-1)] : schema;
   const given = named.anyOf?.filter((one) => one.type !== "null");
@@ -18,8 +18,10 @@ export async function rulesOf(name) {
   };
 }
 
-// Why a text does not keep the rules; null when it does.
-export function fault(text, rule) {
+export const DURATION = "Must be a duration such as 500ms, 30s or 1h30m.";
+
+// The first rule that a text breaks, as a sentence; null if it breaks none. `expected` says what the pattern allows.
+export function fault(text, rule, expected = "Not valid.") {
   const {
     minLength = 0,
     maxLength = Infinity,
@@ -27,7 +29,6 @@ export function fault(text, rule) {
     minimum = -Infinity,
     maximum = Infinity,
     type,
-    description,
   } = rule;
   if (type === "integer" || type === "number") {
     const value = Number(text);
@@ -38,19 +39,19 @@ export function fault(text, rule) {
     return null;
   }
   const length = [...text].length;
-  if (length > maxLength) return `Must have at most ${maxLength} characters; this has ${length}.`;
+  if (length > maxLength) return `Must have at most ${maxLength} characters; it has ${length}.`;
   if (length < minLength || (pattern && !new RegExp(pattern, "u").test(text)))
-    return `Must be ${description ?? "something else"}.`;
+    return expected;
   return null;
 }
 
-// Why a text is not JSON, with its place; null when it is, or when there is none.
+// The syntax error of a JSON text, with its position; null if the text is valid or empty.
 export function jsonFault(text) {
   if (!text.trim()) return null;
   try {
     JSON.parse(text);
     return null;
   } catch (error) {
-    return `Not JSON yet: ${error.message.replace(/^JSON\.parse: /, "")}.`;
+    return `Not valid JSON: ${error.message.replace(/^JSON\.parse: /, "")}.`;
   }
 }

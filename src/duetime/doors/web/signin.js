@@ -1,4 +1,4 @@
-// Signing in: the API key is sent once, and the browser gets a cookie for half a day that no script can read.
+// Sign-in: sends the API key once and gets a cookie for twelve hours that no script can read.
 
 import * as api from "./api.js";
 import { el, title } from "./dom.js";
@@ -24,7 +24,7 @@ export function show(main) {
       document.dispatchEvent(new Event("signedin"));
     } catch (failure) {
       error.textContent =
-        failure.status === 401 || failure.status === 400 ? "That is not the API key of this service." : failure.message;
+        failure.status === 401 || failure.status === 400 ? "Wrong API key." : failure.message;
       key.setAttribute("aria-invalid", "true");
       key.select();
     } finally {
@@ -47,14 +47,12 @@ export function show(main) {
         el(
           "p",
           {},
-          "Started with ",
-          el("code", {}, "make run"),
-          "? The key was made for you and is in the file ",
-          el("code", {}, "duetime.key"),
-          ", in the folder where the service runs. In a terminal there:",
+          "If ",
+          el("code", {}, "API_KEY"),
+          " is not set, the server has generated a key and written it to a file beside its database:",
         ),
         el("pre", {}, el("code", {}, "cat duetime.key")),
-        el("p", {}, "On a server it is the ", el("code", {}, "API_KEY"), " that was set there: ask whoever runs it."),
+        el("p", {}, "Otherwise the key is the ", el("code", {}, "API_KEY"), " setting: ask your operator."),
       ),
     ),
   );

@@ -1,4 +1,4 @@
-// A timer's life in words: what happened when, and why it was late if it was.
+// The timeline of a timer: what happened when, and why it fired late.
 
 import { durationMs, now, precise, relative, span } from "./time.js";
 
@@ -18,7 +18,7 @@ function firings(attempts) {
   return found;
 }
 
-// When the first attempt of the latest firing was due, and whether somebody asked for it by a replay.
+// When the first attempt of the latest firing was due, and whether the firing was a replay.
 function dueOf(timer, all) {
   const latest = all.at(-1);
   const before = all.at(-2)?.at(-1);
@@ -28,11 +28,11 @@ function dueOf(timer, all) {
 }
 
 function outcomeOf({ outcome, status, error }) {
-  if (outcome === "answered") return error ? `answered ${status ?? ""}: ${error}` : `answered ${status ?? "yes"}`;
-  return `${{ unreachable: "not reached", timed_out: "no answer in time", refused: "not sent", away: "not connected" }[outcome] ?? outcome}${error ? `: ${error}` : ""}`;
+  if (outcome === "answered") return error ?? (status ? `HTTP ${status}` : "accepted");
+  return `${outcome.replace("_", " ")}${error ? `: ${error}` : ""}`;
 }
 
-// Why the firing was as late as it was.
+// How late the latest firing was, and why.
 export function lateness(timer, attempts) {
   const all = firings(attempts);
   const latest = all.at(-1);
@@ -45,14 +45,14 @@ export function lateness(timer, attempts) {
   if (late < LATE_MS) return `Fired ${span(late)} ${after}.`;
   const deferred = !replayed && latest.length === 1 && at(timer.fireAt) > due;
   const reason = deferred
-    ? "its destination could not take it before then (too many calls at once, or it kept failing), so it was put off"
+    ? "its destination was at its concurrency limit or kept failing, so the attempt was deferred"
     : at(timer.createdAt) > due
-      ? "it was made after its time"
-      : "nobody began it sooner: the service was stopped, its namespace was paused, or it had more to do than it could";
-  return `Fired ${span(late)} late: attempt 1 began at ${precise(firstTry.sentAt)}; ${reason}.`;
+      ? "it was created after its due time"
+      : "the service was stopped or overloaded, or the namespace was paused";
+  return `Fired ${span(late)} late: attempt 1 started at ${precise(firstTry.sentAt)}. Reason: ${reason}.`;
 }
 
-// The steps of its life: [{ at, what, detail?, attempt?, kind }].
+// The steps of the timeline: [{ at, what, detail?, kind }].
 export function story(timer, attempts) {
   const steps = [{ at: timer.createdAt, what: "Created", kind: "note" }];
   const all = firings(attempts);
@@ -60,7 +60,7 @@ export function story(timer, attempts) {
   if (missing > 0)
     steps.push({
       at: null,
-      what: `${missing} earlier ${missing === 1 ? "attempt is" : "attempts are"} no longer kept`,
+      what: `${missing} earlier ${missing === 1 ? "attempt is" : "attempts are"} no longer stored`,
       kind: "note",
     });
   all.forEach((firing, n) => {
@@ -82,8 +82,8 @@ export function story(timer, attempts) {
       if (ok && i === firing.length - 1 && !latest)
         steps.push({
           at: null,
-          what: "Then due again",
-          detail: "by its answer, a change or a replay: a new firing with a new delivery id",
+          what: "Rescheduled",
+          detail: "by the response, an update or a replay: a new firing with a new delivery id",
           kind: "note",
         });
     });
@@ -97,14 +97,14 @@ export function story(timer, attempts) {
     steps.push({ at: timer.fireAt, what, detail: relative(timer.fireAt), kind: late ? "warn" : "next", live: true });
   }
   if (timer.status === "executing")
-    steps.push({ at: timer.updatedAt, what: `Attempt ${timer.attempts} is under way`, kind: "next" });
+    steps.push({ at: timer.updatedAt, what: `Attempt ${timer.attempts} in progress`, kind: "next" });
   if (timer.status === "completed")
     steps.push({ at: timer.executedAt, what: "Completed", detail: lateness(timer, attempts), kind: "good" });
   if (timer.status === "failed") {
     steps.push({
       at: timer.executedAt,
       what: "Failed",
-      detail: `${timer.attempts > timer.retryPolicy.maxRetries ? "No retries were left" : "It was not tried again"}. ${lateness(timer, attempts) ?? ""}`,
+      detail: `${timer.attempts > timer.retryPolicy.maxRetries ? "No retries left" : "Not retried"}. ${lateness(timer, attempts) ?? ""}`,
       kind: "bad",
     });
   }
@@ -112,23 +112,23 @@ export function story(timer, attempts) {
   return steps;
 }
 
-// One sentence that says how it stands.
+// The state of the timer in one sentence.
 export function standing(timer, attempts) {
   const late = lateness(timer, attempts) ?? "";
   switch (timer.status) {
     case "pending":
       if (timer.attempts)
-        return `Attempt ${timer.attempts} failed (${timer.lastError ?? "no reason kept"}); the next one is due ${relative(timer.fireAt)}.`;
+        return `Attempt ${timer.attempts} failed (${timer.lastError ?? "no error stored"}); the next one is due ${relative(timer.fireAt)}.`;
       return at(timer.fireAt) < now() - LATE_MS
-        ? `Was due ${relative(timer.fireAt)} and has not begun yet.`
+        ? `Was due ${relative(timer.fireAt)} and has not fired yet.`
         : `Due ${relative(timer.fireAt)}.`;
     case "executing":
-      return `Attempt ${timer.attempts} is under way. ${late}`;
+      return `Attempt ${timer.attempts} is in progress. ${late}`;
     case "completed":
       return late || "Completed.";
     case "failed":
-      return `Failed: ${timer.lastError ?? "no reason kept"}. ${late}`;
+      return `Failed: ${timer.lastError ?? "no error stored"}. ${late}`;
     default:
-      return "Canceled: it will not fire unless it is replayed.";
+      return "Canceled. It will not fire unless you replay it.";
   }
 }

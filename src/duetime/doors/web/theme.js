@@ -1,4 +1,4 @@
-// Light or dark: as the system says, unless the button said otherwise here before. Runs before the first paint.
+// The theme: follows the system until the user picks one. Runs before the first paint.
 (() => {
   const root = document.documentElement;
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -6,7 +6,7 @@
     try {
       localStorage.setItem("duetime-theme", theme);
     } catch {
-      // Without storage the choice lasts as long as the page.
+      // Without storage the choice lasts until the page is closed.
     }
   };
   const show = (theme) => {
@@ -14,7 +14,7 @@
     const button = document.getElementById("theme");
     if (button) {
       button.textContent = theme === "dark" ? "Light" : "Dark";
-      button.setAttribute("aria-label", `Switch to ${theme === "dark" ? "light" : "dark"} colours`);
+      button.setAttribute("aria-label", `Switch to ${theme === "dark" ? "light" : "dark"} colors`);
     }
     document.dispatchEvent(new Event("themechange"));
   };

@@ -1,8 +1,8 @@
-// Times and durations for people. "Now" is the service's now: its clock decides when a timer fires.
+// Times and durations as text. "Now" is the service's clock, which decides when a timer fires.
 
 let offset = 0;
 
-// A difference of a second or two is the age of the answer, not of the clock.
+// A difference of a second or two comes from the age of the response, not from the clock.
 export const setNow = (text) => {
   const apart = Date.parse(text) - Date.now();
   offset = Math.abs(apart) < 2_500 ? 0 : apart;
@@ -20,7 +20,7 @@ export const clock = (ms, seconds = true) => {
   return `${two(date.getHours())}:${two(date.getMinutes())}${seconds ? `:${two(date.getSeconds())}` : ""}`;
 };
 
-// 2026-12-01 14:30:00 in the zone of whoever looks.
+// 2026-12-01 14:30:00 in the browser's time zone.
 export const local = (when) => {
   const date = new Date(when);
   return `${day(date)} ${clock(date.getTime())}`;
@@ -36,6 +36,8 @@ export const offsetAt = (when) => {
   const rest = Math.abs(minutes) % 60;
   return `UTC${minutes < 0 ? "-" : "+"}${Math.floor(Math.abs(minutes) / 60)}${rest ? `:${two(rest)}` : ""}`;
 };
+
+export const zoneAt = (when) => (zone === "UTC" ? zone : `${zone} (${offsetAt(when)})`);
 
 const UNITS = [
   ["d", 86_400_000, "day"],
@@ -63,7 +65,7 @@ export function durationText(ms) {
   return text || "0s";
 }
 
-// 12 ms, 3.4 s, 5 minutes, 2 days 3 hours: exact enough to be said.
+// 12 ms, 3.4 s, 5 minutes, 2 days 3 hours: rounded for reading.
 export function span(ms) {
   const long = Math.abs(ms);
   if (long < 1_000) return `${Math.round(long)} ms`;
@@ -84,7 +86,7 @@ const told = (when, say) => {
 };
 export const relative = (when) => told(when, span);
 
-// The same in one unit, for where many stand below one another.
+// The same in one unit, for columns.
 export const about = (when) =>
   told(when, (ms) =>
     span(ms)
@@ -92,7 +94,7 @@ export const about = (when) =>
       .replace(/\.\d+/, ""),
   );
 
-// --- what people type -------------------------------------------------------------------------------------------------
+// --- parsing input ----------------------------------------------------------------------------------------------------
 
 const WORDS = { a: 1, an: 1, one: 1, two: 2, three: 3, half: 0.5 };
 const SIZES = {
@@ -116,11 +118,11 @@ export const EXAMPLES = ["in 10 minutes", "in 1 hour", "tomorrow 9:00", "monday 
 
 const wrong = (error) => ({ error });
 
-// What was typed, as { at, delay, note } or { error }. `delay` is set when it was said from now on: then the service
-// counts from its own now, and no clock of a browser can make it fire early or late.
+// Parses input to { at, delay, note } or { error }. A relative time sets `delay`: the service then counts from its own
+// clock, so a wrong clock in the browser can't make the timer fire early or late.
 export function parseWhen(typed) {
   const text = typed.trim().toLowerCase().replaceAll(/\s+/g, " ");
-  if (!text) return wrong("Say when: for example in 10 minutes, tomorrow 9:00 or 2026-12-01 14:30.");
+  if (!text) return wrong("Enter a time, such as “in 10 minutes”, “tomorrow 9:00” or “2026-12-01 14:30”.");
   if (text === "now") return { at: now(), delay: "0s" };
   if (STAMP.test(text)) return stamped(text);
   const date = DATE.exec(text);
@@ -131,7 +133,7 @@ export function parseWhen(typed) {
   const days = dayAhead(first);
   if (days !== null) {
     const time = CLOCK.exec(rest.join(" "));
-    if (!time) return wrong(`Say at what time ${first}: for example ${first} 9:00.`);
+    if (!time) return wrong(`Add a time of day, such as “${first} 9:00”.`);
     return onDay(days, time, first === "today" || first === "tomorrow" ? 0 : 7);
   }
   return fromNow(text);
@@ -150,12 +152,12 @@ function fromNow(text) {
     const count = match && (WORDS[match[1]] ?? Number(match[1]));
     const size = match && (SIZES[match[2]] ?? SIZES[match[2].replace(/s$/, "")]);
     if (!match || Number.isNaN(count) || !size) {
-      return wrong("Not a time yet. Try in 10 minutes, tomorrow 9:00, monday 8:30 or 2026-12-01 14:30.");
+      return wrong("Not a valid time. Try “in 10 minutes”, “tomorrow 9:00”, “monday 8:30” or “2026-12-01 14:30”.");
     }
     ms += count * size;
     left = left.slice(match[0].length);
   }
-  if (ms > YEARS_MAX_MS) return wrong("At most 100 years from now.");
+  if (ms > YEARS_MAX_MS) return wrong("Must be at most 100 years from now.");
   return { at: now() + ms, delay: durationText(ms) };
 }
 
@@ -167,14 +169,14 @@ function stamped(text) {
       .replace(/\s*UTC$/, "Z")
       .replace(/\s+/, ""),
   );
-  return Number.isNaN(at) ? wrong("That is not a date that exists.") : ahead(at);
+  return Number.isNaN(at) ? wrong("This date does not exist.") : ahead(at);
 }
 
 function dated([, year, month, dayOfMonth, rest]) {
   const time = rest && CLOCK.exec(rest);
-  if (!time) return wrong(`Say at what time on that day: for example ${year}-${month}-${dayOfMonth} 14:30.`);
+  if (!time) return wrong(`Add a time of day, such as “${year}-${month}-${dayOfMonth} 14:30”.`);
   const date = new Date(Number(year), Number(month) - 1, Number(dayOfMonth));
-  if (date.getMonth() !== Number(month) - 1) return wrong("That is not a date that exists.");
+  if (date.getMonth() !== Number(month) - 1) return wrong("This date does not exist.");
   return at(date, time);
 }
 
@@ -185,7 +187,7 @@ function dayAhead(word) {
   return named < 0 ? null : (named - new Date(now()).getDay() + 7) % 7;
 }
 
-// That many days from today; `further` days later when that is past already, unless it is 0.
+// That many days from today, or `further` days later if that is already past (0: never).
 function onDay(days, time, further) {
   const today = new Date(now());
   const date = new Date(today.getFullYear(), today.getMonth(), today.getDate() + days);
@@ -197,9 +199,9 @@ function onDay(days, time, further) {
 
 function at(date, [, hours, minutes, seconds, half, word]) {
   let hour = word === "noon" ? 12 : word === "midnight" ? 0 : Number(hours);
-  if (half && (hour < 1 || hour > 12)) return wrong("With am or pm the hour goes from 1 to 12.");
+  if (half && (hour < 1 || hour > 12)) return wrong("With am or pm the hour must be from 1 to 12.");
   if (half) hour = (hour % 12) + (half === "pm" ? 12 : 0);
-  if (hour > 23 || Number(minutes ?? 0) > 59 || Number(seconds ?? 0) > 59) return wrong("That is not a time of day.");
+  if (hour > 23 || Number(minutes ?? 0) > 59 || Number(seconds ?? 0) > 59) return wrong("Not a valid time of day.");
   const when = new Date(
     date.getFullYear(),
     date.getMonth(),
@@ -208,13 +210,15 @@ function at(date, [, hours, minutes, seconds, half, word]) {
     Number(minutes ?? 0),
     Number(seconds ?? 0),
   );
-  const moved =
-    when.getHours() !== hour
-      ? `Clocks go forward then: ${two(hour)}:${two(minutes ?? 0)} does not exist on that day.`
-      : null;
-  return { ...ahead(when.getTime()), note: moved };
+  const time = `${two(hour)}:${two(minutes ?? 0)}`;
+  let note = null;
+  if (when.getHours() !== hour) note = `Clocks go forward: ${time} does not exist on that day.`;
+  else if (new Date(when.getTime() + 3_600_000).getHours() === hour) {
+    note = `Clocks go back: ${time} happens twice on that day; this is the first time.`;
+  }
+  return { ...ahead(when.getTime()), note };
 }
 
 function ahead(at) {
-  return at > now() ? { at, delay: null } : { at, past: true, error: `That is in the past: ${local(at)}.` };
+  return at > now() ? { at, delay: null } : { at, past: true, error: `This time is in the past: ${local(at)}.` };
 }

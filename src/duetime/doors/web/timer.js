@@ -1,8 +1,9 @@
-// One timer: how it stands, its life so far, what it carries, and what can be done with it. Follows it live.
+// One timer, live: its state, timeline, fields, payload and actions.
 
+import { lists } from "./abilities.js";
 import * as api from "./api.js";
 import { curlOf } from "./curl.js";
-import { definitionForm } from "./definition.js";
+import { COMPLETED_BY, definitionForm } from "./definition.js";
 import { badge, button, copy, dialog, el, say, section, title } from "./dom.js";
 import { follows, onChange } from "./live.js";
 import { standing, story } from "./story.js";
@@ -27,7 +28,7 @@ export async function show(main, { path }, signal) {
   let shown = 0;
 
   let busy = false;
-  // The button stays enabled meanwhile: the focus comes back to it when a dialog closes.
+  // The button stays enabled, so that the focus returns to it when the dialog closes.
   const act = (text, run, attributes) =>
     button(
       text,
@@ -49,13 +50,13 @@ export async function show(main, { path }, signal) {
     cancel: act("Cancel", cancel),
     replay: act("Replay", async () => {
       await api.post(`${where}/replay`);
-      say("It will fire once more, now.");
+      say("Timer replayed: it fires again now.");
     }),
     curl: button("Copy as curl", () => copy(curlOf(timer), "the curl command")),
     remove: act("Delete", remove, { class: "danger" }),
   };
 
-  // An answer that comes behind a later one is out of date.
+  // A response that arrives after the one to a later request is stale.
   async function refresh() {
     asked += 1;
     const mine = asked;
@@ -69,10 +70,10 @@ export async function show(main, { path }, signal) {
     drawn = fresh;
   }
 
-  // A look that failed is tried again; one that finds nothing says so.
+  // A failed refresh is tried again; only a 404 is shown.
   function gone(error) {
     if (error.status === 404 && !signal.aborted)
-      state.replaceChildren(el("p", {}, "This timer is no longer there: it was deleted, or its retention is over."));
+      state.replaceChildren(el("p", {}, "This timer no longer exists: it was deleted, or its retention ended."));
   }
 
   function tick() {
@@ -105,20 +106,22 @@ export async function show(main, { path }, signal) {
       ...[
         ["Id", timer.id],
         ["Namespace", el("a", { href: `#/namespaces/${encodeURIComponent(timer.namespace)}` }, timer.namespace)],
-        ["Asked for", time(timer.executeAt)],
-        timer.fireAt !== timer.executeAt && ["Next or last attempt due", time(timer.fireAt)],
+        ["Scheduled for", time(timer.executeAt)],
+        timer.fireAt !== timer.executeAt && [timer.status === "pending" ? "Next attempt due" : "Last attempt due", time(timer.fireAt)],
         timer.callbackSubject
           ? ["NATS subject", timer.callbackSubject]
           : ["Callback", `${timer.callbackMethod} ${timer.callbackUrl}`],
         timer.correlationId && [
           "Correlation id",
-          el("a", { href: `#/timers?${api.query({ correlationId: timer.correlationId })}` }, timer.correlationId),
+          lists({ correlationId: timer.correlationId })
+            ? el("a", { href: `#/timers?${api.query({ correlationId: timer.correlationId })}` }, timer.correlationId)
+            : timer.correlationId,
         ],
-        ["Completes with", timer.responseProtocol === "status" ? "any 2xx answer" : '200 and {"ok": true}'],
-        ["Timeout", timer.callbackTimeout],
+        ["Completed by", COMPLETED_BY[timer.responseProtocol]],
+        ["Timeout per attempt", timer.callbackTimeout],
         ["Retries", retries(timer.retryPolicy)],
         timer.lastError && ["Last error", timer.lastError],
-        ["Changed", time(timer.updatedAt)],
+        ["Updated", time(timer.updatedAt)],
       ]
         .filter(Boolean)
         .flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
@@ -126,7 +129,7 @@ export async function show(main, { path }, signal) {
     const headers = Object.entries(timer.callbackHeaders);
     data.replaceChildren(
       ...[
-        block("Payload", timer.payload === null ? null : pretty(timer.payload), "This timer carries no payload."),
+        block("Payload", timer.payload === null ? null : pretty(timer.payload), "No payload."),
         timer.metadata !== null && block("Metadata", pretty(timer.metadata)),
         headers.length > 0 && block("Headers", headers.map(([name, value]) => `${name}: ${value}`).join("\n")),
       ].filter(Boolean),
@@ -136,12 +139,12 @@ export async function show(main, { path }, signal) {
   async function edit() {
     const form = await definitionForm(timer);
     await dialog(
-      "Edit the timer",
+      "Edit timer",
       [
         el(
           "p",
           { class: "muted" },
-          `Due ${local(timer.fireAt)} ${zone} now. A change starts a new firing with all its attempts.`,
+          `Currently due ${local(timer.fireAt)} ${zone}. Saving starts a new firing, with all retries available.`,
         ),
         form.node,
       ],
@@ -172,31 +175,31 @@ export async function show(main, { path }, signal) {
         el(
           "p",
           {},
-          `It is due ${relative(timer.fireAt)} and will not fire. It stays in the list, and can be replayed.`,
+          `It is due ${relative(timer.fireAt)} and will not fire then. It stays in the list, and you can replay it.`,
         ),
       ],
-      [["yes", "Cancel the timer", "danger"]],
-      { cancel: "Keep it" },
+      [["yes", "Cancel timer", "danger"]],
+      { cancel: "Keep timer" },
     );
     if (!answer) return;
     await api.post(`${where}/cancel`);
-    say("Canceled.");
+    say("Timer canceled.");
   }
 
   async function remove() {
     const answer = await dialog(
       "Delete this timer?",
-      [el("p", {}, "It is removed with all that is known about it. This can't be undone.")],
-      [["yes", "Delete it", "danger"]],
-      { cancel: "Keep it" },
+      [el("p", {}, "This removes the timer and its history. It can't be undone.")],
+      [["yes", "Delete timer", "danger"]],
+      { cancel: "Keep timer" },
     );
     if (!answer) return;
     try {
       await api.remove(where);
     } catch (error) {
-      if (error.status !== 404) throw error; // It is gone already: an earlier try may have done it.
+      if (error.status !== 404) throw error; // Already gone: an earlier attempt may have deleted it.
     }
-    say("Deleted.");
+    say("Timer deleted.");
     location.hash = "#/timers";
   }
 
@@ -205,11 +208,11 @@ export async function show(main, { path }, signal) {
   } catch (error) {
     if (error.status !== 404) throw error;
     main.replaceChildren(
-      title("No such timer"),
+      title("Timer not found"),
       el(
         "div",
         { class: "card empty" },
-        el("p", {}, `There is no timer ${id} in ${namespace}. It may have been deleted, or its retention is over.`),
+        el("p", {}, `There is no timer ${id} in namespace ${namespace}. It may have been deleted, or its retention ended.`),
         el("a", { class: "button", href: "#/timers" }, "All timers"),
       ),
     );
@@ -218,7 +221,7 @@ export async function show(main, { path }, signal) {
   main.replaceChildren(
     el(
       "nav",
-      { class: "crumbs", "aria-label": "Where this is" },
+      { class: "crumbs", "aria-label": "Breadcrumbs" },
       el("a", { href: "#/timers" }, "Timers"),
       " / ",
       el("a", { href: `#/timers?${api.query({ namespace })}` }, namespace),
@@ -228,7 +231,7 @@ export async function show(main, { path }, signal) {
     el("div", { class: "two uneven" }, section("Timeline", line), el("div", {}, section("Fields", facts), data)),
   );
   onChange(() => refresh().catch(gone), signal, 500);
-  // Near its time a look each second, in case no pulse tells of this one.
+  // Near the due time it polls each second, in case no event reports this timer.
   const ticking = setInterval(() => {
     tick();
     const near =
@@ -253,15 +256,21 @@ function step({ at, what, detail, answer, deliveryId, kind, live }) {
       at && el("time", { class: "muted", datetime: at, title: utc(at) }, precise(at)),
     ),
     detail && el("p", { class: "break", "data-at": live ? at : null }, detail),
-    answer && el("details", {}, el("summary", {}, "How the answer began"), el("pre", {}, answer)),
-    deliveryId && kind === "bad" && el("p", { class: "muted small break" }, `delivery ${deliveryId}`),
+    answer && el("details", {}, el("summary", {}, "Response body (first 200 characters)"), el("pre", {}, answer)),
+    deliveryId && kind === "bad" && el("p", { class: "muted small break" }, `delivery id ${deliveryId}`),
   );
 }
 
-const retries = ({ maxRetries, initialInterval, backoffMultiplier, maxInterval, maxRetryAttemptsDuration, jitter }) =>
-  maxRetries
-    ? `up to ${maxRetries}, after ${initialInterval}, each × ${backoffMultiplier}, at most ${maxInterval}, for ${maxRetryAttemptsDuration}${jitter ? ", drawn by chance" : ""}`
-    : "none";
+function retries(policy) {
+  if (!policy.maxRetries) return "none";
+  const { maxRetries, initialInterval, backoffMultiplier, maxInterval, maxRetryAttemptsDuration } = policy;
+  return [
+    `up to ${maxRetries}, first after ${initialInterval}, backoff × ${backoffMultiplier} up to ${maxInterval}`,
+    `for ${maxRetryAttemptsDuration}`,
+    ...(policy.jitter ? ["with jitter"] : []),
+    ...(policy.giveUpOn.length ? [`gives up on ${policy.giveUpOn.join(", ")}`] : []),
+  ].join(", ");
+}
 
 function block(heading, text, empty) {
   return section(

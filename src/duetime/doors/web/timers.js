@@ -1,9 +1,10 @@
-// The list: filters in the address, pages by cursor, rows that follow what happens, export, and acts on all of it.
+// The list of timers: filters in the URL, pages by cursor, live rows, export and bulk actions.
 
+import { lists } from "./abilities.js";
 import * as api from "./api.js";
 import { bulk } from "./bulk.js";
 import { namespaceNames } from "./definition.js";
-import { badge, button, counted, el, murmur, plural, title } from "./dom.js";
+import { badge, button, counted, el, meaning, murmur, plural, title } from "./dom.js";
 import { exportButtons } from "./export.js";
 import { choice, text } from "./fields.js";
 import { firstTimer } from "./first.js";
@@ -16,26 +17,30 @@ const PAGE = 50;
 
 const target = (timer) => timer.callbackSubject ?? timer.callbackUrl ?? "";
 
-// A time of the address as the input wants it, in local time.
+// A time from the URL in the form that the input needs, in local time.
 const typed = (iso) => (iso && !Number.isNaN(Date.parse(iso)) ? local(iso).replace(" ", "T") : "");
 
 export async function show(main, { query }, signal) {
   const names = await namespaceNames(signal);
-  const inputs = {
+  const statuses = [["", "any"], ...STATUSES.map((status) => [status])].filter(([status]) => lists({ status }));
+  const all = {
     id: text({ value: query.id ?? "", placeholder: "exact", "data-filter": true }),
-    status: choice([["", "any"], ...STATUSES.map((status) => [status])], query.status ?? ""),
+    status: choice(statuses, query.status ?? ""),
     namespace: choice([["", "all"], ...names.map((name) => [name])], query.namespace ?? ""),
     correlationId: text({ value: query.correlationId ?? "", placeholder: "exact" }),
     executeAfter: el("input", { type: "datetime-local", step: "1", value: typed(query.executeAfter) }),
     executeBefore: el("input", { type: "datetime-local", step: "1", value: typed(query.executeBefore) }),
   };
+  const offered = ([name]) =>
+    name === "namespace" || (name === "status" ? statuses.length > 0 : lists({ [name]: "given" }));
+  const inputs = Object.fromEntries(Object.entries(all).filter(offered));
   const LABELS = {
     id: "Id",
     status: "Status",
     namespace: "Namespace",
     correlationId: "Correlation id",
-    executeAfter: "Due at or after",
-    executeBefore: "Due before",
+    executeAfter: "Scheduled at or after",
+    executeBefore: "Scheduled before",
   };
   const filters = () =>
     Object.fromEntries(
@@ -56,7 +61,7 @@ export async function show(main, { query }, signal) {
   const table = el(
     "table",
     { class: "timers" },
-    el("caption", { class: "unseen" }, "Timers that fit the filter"),
+    el("caption", { class: "unseen" }, "Timers that match the filter"),
     el(
       "thead",
       {},
@@ -75,11 +80,11 @@ export async function show(main, { query }, signal) {
     body,
   );
   const cancelAll = button(
-    "Cancel these …",
+    "Cancel all …",
     async () => (await bulk("cancel", { ...filters(), status: "pending" })) && act(true),
   );
   const replayAll = button(
-    "Replay these …",
+    "Replay all …",
     async () => (await bulk("replay", { ...filters(), status: filters().status || "failed" })) && act(true),
   );
   const why = el("p", { class: "muted small", id: "bulk-why" });
@@ -110,7 +115,7 @@ export async function show(main, { query }, signal) {
     rows.clear();
     for (const [key, one] of shown) rows.set(key, one);
     const wanted = shown.map(([, one]) => one.row);
-    // Rows that stay where they are keep the focus and the selection.
+    // Rows that don't move keep the focus and the selection.
     if (wanted.length !== body.children.length || wanted.some((row, at) => row !== body.children[at]))
       body.replaceChildren(...wanted);
     if (link)
@@ -126,10 +131,10 @@ export async function show(main, { query }, signal) {
 
   const none = (filtered) =>
     filtered
-      ? el("div", { class: "card empty" }, el("p", {}, "No timer fits this filter."), button("Clear the filter", clear))
+      ? el("div", { class: "card empty" }, el("p", {}, "No timers match this filter."), button("Clear filter", clear))
       : firstTimer();
 
-  // Answers may come in another order than they were asked for: only those to the latest question are shown.
+  // Responses may arrive out of order: only those to the latest request are shown.
   async function refresh(quietly = true) {
     asked += 1;
     const mine = asked;
@@ -141,12 +146,13 @@ export async function show(main, { query }, signal) {
       if (!found || !latest()) return;
       const text = `${counted(found)} ${found.timers === 1 && !found.more ? "timer" : "timers"}`;
       if (count.textContent !== text) count.textContent = text;
+      count.title = meaning(found) ?? "";
     } catch (error) {
       if (latest()) throw error;
     }
   }
 
-  // Whatever a person does shows what went wrong where the rows would be.
+  // An error after a user's action is shown in place of the rows.
   async function act(quietly) {
     try {
       await refresh(quietly);
@@ -169,11 +175,14 @@ export async function show(main, { query }, signal) {
 
   function offer() {
     const { id, status } = filters();
+    cancelAll.hidden = !lists({ ...filters(), status: "pending" });
+    replayAll.hidden = !lists({ ...filters(), status: status || "failed" });
     cancelAll.disabled = Boolean(id) || (Boolean(status) && status !== "pending");
     replayAll.disabled = Boolean(id) || status === "pending" || status === "executing";
+    why.hidden = cancelAll.hidden && replayAll.hidden;
     why.textContent = id
-      ? "To act on one timer, open it."
-      : `Cancel is for pending timers, replay for finished ones${status ? "" : ": without a status, for failed ones"}.`;
+      ? "Open a timer to cancel or replay it."
+      : `“Cancel all” applies to pending timers, “Replay all” to finished ones${status ? "" : " (failed ones unless you pick a status)"}.`;
   }
 
   async function filtered() {
@@ -185,7 +194,10 @@ export async function show(main, { query }, signal) {
   }
 
   function clear() {
-    for (const input of Object.values(inputs)) input.value = "";
+    for (const input of Object.values(inputs)) {
+      if (input.type === "select-one") input.selectedIndex = 0;
+      else input.value = "";
+    }
     filtered();
   }
 
@@ -198,7 +210,7 @@ export async function show(main, { query }, signal) {
     "form",
     {
       role: "search",
-      "aria-label": "Filter the timers",
+      "aria-label": "Filter timers",
       input: changed,
       submit: (event) => {
         event.preventDefault();
@@ -211,7 +223,7 @@ export async function show(main, { query }, signal) {
     }),
     el("div", { class: "field end" }, button("Clear", clear)),
   );
-  // On a small screen the list comes first, and the filter is a tap away.
+  // On a small screen the filter is folded, so that the list comes first.
   const wide = matchMedia("(min-width: 621px)");
   const folded = el("details", { class: "card filters" }, el("summary", {}, "Filter"), form);
   const unfold = () => {
@@ -258,8 +270,8 @@ function cells(timer) {
     el(
       "td",
       { class: "when" },
-      el("time", { datetime: timer.executeAt }, local(timer.executeAt)),
-      el("span", { class: "muted block", "data-at": timer.executeAt }, about(timer.executeAt)),
+      el("time", { datetime: timer.fireAt }, local(timer.fireAt)),
+      el("span", { class: "muted block", "data-at": timer.fireAt }, about(timer.fireAt)),
     ),
     el("td", { class: "right wide-only" }, String(timer.attempts)),
     el("td", { class: "break wide-only" }, timer.lastError ?? ""),

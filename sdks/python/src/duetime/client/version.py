@@ -1,0 +1,3 @@
+"""The version of the client, which each request reports in its ``User-Agent``."""
+
+__version__ = "0.1.0"

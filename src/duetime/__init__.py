@@ -1,3 +1,0 @@
-"""Duetime: durable timers that call you back."""
-
-__version__ = "0.1.0"

@@ -1,0 +1,68 @@
+"""Differences between the servers that the MySQL store supports: one dialect for MySQL and MariaDB, one for TiDB."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Dialect(Struct, frozen=True):
+    select_into: str
+    """The template of ``select_into_variable``."""
+    share: str
+    """The lock of a fence, which blocks claims."""
+    now: str
+    """The store's clock in milliseconds."""
+    read_only: str
+    """The variable that is true if the server rejects writes."""
+    durable: str
+    """The expression that is true if the server flushes a commit to disk before it acknowledges it."""
+    session: tuple[str, ...] = ()
+    """Statements for a new connection, besides those for every server."""
+    reads_begin: tuple[str, ...] = ()
+    reads_end: tuple[str, ...] = ()
+    """Statements before and after plain reads."""
+
+    def select_into_variable(
+        self, variable: str, what: str, rows: str, *, lock: str = "", check: str = "", when: str = ""
+    ) -> str:
+        """Set a session variable to ``what``, selected from ``rows`` (the SQL from FROM on), and lock the rows until
+        the commit. ``what`` must not be NULL. ``check`` is appended to it; ``when`` is a further condition."""
+        return self.select_into.format(
+            variable=variable,
+            what=what,
+            rows=rows,
+            lock=lock or "FOR UPDATE",
+            check=check,
+            when=when and f"{when} AND ",
+        )
+
+
+MYSQL = Dialect(
+    select_into="SET @{variable} = {when}(SELECT {what} {rows} {lock}){check}",
+    share="LOCK IN SHARE MODE",
+    now="CAST(FLOOR(UNIX_TIMESTAMP(NOW(3)) * 1000) AS SIGNED)",
+    read_only="@@global.read_only",
+    durable="@@global.innodb_flush_log_at_trx_commit IN (1, 3)",
+)
+
+TIDB = Dialect(
+    # In SET, a locking read that had to wait for a change of its rows fails with a write conflict. SELECT reads the
+    # rows again, but it does not assign NULL.
+    select_into="SELECT @{variable} := ({when}{what}{check}) {rows} {lock}",
+    share="FOR UPDATE",  # LOCK IN SHARE MODE is rejected or has no effect
+    # The timestamp of the transaction comes from PD, the only clock that all servers of a cluster share. Outside a
+    # transaction there is none; then this is NULL, and every comparison with it is false.
+    now="NULLIF(CAST(CAST(@@tidb_current_ts AS UNSIGNED) >> 18 AS SIGNED), 0)",
+    read_only="@@global.tidb_super_read_only",
+    durable="TRUE",  # Raft acknowledges only what a majority has written
+    session=("SET SESSION tidb_txn_mode = 'pessimistic'",),  # optimistic transactions take no locks before the commit
+    reads_begin=("START TRANSACTION",),
+    reads_end=("COMMIT",),
+)
+
+DETECT = "SHOW VARIABLES LIKE 'tidb_txn_mode'"
+"""Returns a row only on TiDB. VERSION() is no help: on TiDB it is a setting, which may name a MySQL version."""
+
+
+def dialect_of(rows: object) -> Dialect:
+    return TIDB if rows else MYSQL

@@ -1,0 +1,1 @@
+"""Code that the SQL stores share; each database is a package beside this one."""

@@ -1,0 +1,1 @@
+"""The embedded store: timers in one SQLite file."""
