@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
 
 import pytest
@@ -60,7 +61,10 @@ async def test_reaching_the_maximum_ends_all_sessions_with_an_earlier_expiry(
 
 
 async def test_sessions_can_be_ended_concurrently(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_maximum(monkeypatch, 10)
-    ids = [os.urandom(16) for _ in range(40)]
-    await asyncio.gather(*(store.end_session(id, HOUR, forget_before=EPOCH) for id in ids))
-    assert all(await asyncio.gather(*(store.session_ended(id, HOUR) for id in ids)))
+    set_maximum(monkeypatch, 3)
+    for n in range(10):
+        ids = [os.urandom(16) for _ in range(40)]
+        ends = [Instant(HOUR + 60 * n + random.randrange(60)) for _ in ids]
+        forgotten = Instant(HOUR + 60 * (n - 1))  # deletes rows of the round before
+        await asyncio.gather(*(store.end_session(*ended, forget_before=forgotten) for ended in zip(ids, ends, strict=True)))
+        assert all(await asyncio.gather(*(store.session_ended(*ended) for ended in zip(ids, ends, strict=True))))

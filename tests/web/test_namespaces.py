@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_namespace_is_created_and_changed(open_page: Callable[..., Watched], ser
     expect(page.get_by_text("Must be a duration of at least 1s, such as 30d, or forever.")).to_be_visible()
     page.get_by_label("Retention").fill("7d")
     page.get_by_role("button", name="Save retention").click()
-    expect(page.get_by_role("definition").filter(has_text="7d")).to_be_visible()
+    expect(page.get_by_role("definition").filter(has_text=re.compile("^7d$"))).to_be_visible()
     assert there()["retention"] == "7d"
 
     expect(page.get_by_label("Weight")).to_have_value("3")
@@ -55,7 +56,7 @@ def test_namespace_is_created_and_changed(open_page: Callable[..., Watched], ser
     assert there()["weight"] == 3
     page.get_by_label("Weight").fill("25")
     page.get_by_role("button", name="Save weight").click()
-    expect(page.get_by_role("definition").filter(has_text="25")).to_be_visible()
+    expect(page.get_by_role("definition").filter(has_text=re.compile("^25$"))).to_be_visible()
     assert (there()["retention"], there()["weight"]) == ("7d", 25)
 
     page.get_by_role("button", name="New secret").click()

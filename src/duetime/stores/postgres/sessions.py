@@ -15,9 +15,11 @@ ENDED = "SELECT FROM ended_sessions WHERE id = $1 OR (id = '' AND ends_at >= $2)
 
 async def end(connection: Connection, id: bytes, ends_at: Instant, *, forget_before: Instant) -> None:
     async with connection.transaction():
+        # One at a time: two transactions that delete the same rows in different orders would wait for each other.
+        await connection.execute("LOCK TABLE ended_sessions IN SHARE ROW EXCLUSIVE MODE")
         await connection.execute("DELETE FROM ended_sessions WHERE ends_at < $1", forget_before)
         if await connection.fetchval("SELECT count(*) FROM ended_sessions") >= ENDED_SESSIONS_MAX:
-            # Another instance may do the same concurrently: each replaces the rows that it has deleted itself.
-            deleted = await connection.fetch("DELETE FROM ended_sessions RETURNING ends_at")
-            await connection.execute(_PUT, b"", max((at for (at,) in deleted), default=0))
+            latest = await connection.fetchval("SELECT max(ends_at) FROM ended_sessions")
+            await connection.execute("DELETE FROM ended_sessions")
+            await connection.execute(_PUT, b"", latest)
         await connection.execute(_PUT, id, ends_at)
