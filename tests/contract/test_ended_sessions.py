@@ -66,5 +66,7 @@ async def test_sessions_can_be_ended_concurrently(store: Store, monkeypatch: pyt
         ids = [os.urandom(16) for _ in range(40)]
         ends = [Instant(HOUR + 60 * n + random.randrange(60)) for _ in ids]
         forgotten = Instant(HOUR + 60 * (n - 1))  # deletes rows of the round before
-        await asyncio.gather(*(store.end_session(*ended, forget_before=forgotten) for ended in zip(ids, ends, strict=True)))
+        await asyncio.gather(
+            *(store.end_session(*ended, forget_before=forgotten) for ended in zip(ids, ends, strict=True))
+        )
         assert all(await asyncio.gather(*(store.session_ended(*ended) for ended in zip(ids, ends, strict=True))))
