@@ -73,6 +73,8 @@ networking_cache_size: 16MiB
 key_cache_size: 8MiB
 auto_snapshot: false
 paxos_variant: v2
+tombstone_warn_threshold: 500
+tombstone_failure_threshold: 1000
 """
 _LOGGING = """\
 <configuration>

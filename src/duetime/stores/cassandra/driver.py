@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from cassandra import AuthenticationFailed, ConsistencyLevel
+from cassandra import AuthenticationFailed, ConsistencyLevel, ReadFailure
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
 from cassandra.policies import (
@@ -38,7 +38,7 @@ from duetime.stores.sql.connecting import Misconfigured
 
 PORT = 9042
 PROTOCOL = 5
-"""The newest of Cassandra 4 and 5. A statement names its keyspace, so no connection needs a current one."""
+"""The newest of Cassandra 4 and 5."""
 ANSWER_SECONDS_MAX = 6.0
 CONNECT_SECONDS_MAX = 5.0
 RUN_SECONDS_MAX = 30.0
@@ -51,12 +51,22 @@ logging.getLogger("cassandra").setLevel(logging.CRITICAL)
 _is_keyspace = re.compile(r"[a-z][a-z0-9_]{0,47}").fullmatch
 
 
+_TOO_MANY_TOMBSTONES = 1
+"""A reason in Cassandra's protocol for which a replica fails a read."""
+
+
+class TooManyTombstones(StoreUnavailable):
+    """A read would have passed more deletions than Cassandra allows."""
+
+
 class _Failure(Exception):
     """The driver raised something: its exceptions have no common base class."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.nobody_asked = isinstance(error, NoHostAvailable) and not error.errors
+        reasons = (error.error_code_map or {}).values() if isinstance(error, ReadFailure) else ()
+        self.tombstones = _TOO_MANY_TOMBSTONES in reasons
 
 
 class Call(NamedTuple):
@@ -194,6 +204,13 @@ class Session:
         found = self._cluster.metadata.keyspaces.get(keyspace)
         return None if found is None else str(found.replication_strategy.export_for_schema())
 
+    def use(self, keyspace: str) -> None:
+        """Run later statements in this keyspace, which must exist; blocks."""
+        try:
+            self._open.set_keyspace(keyspace)
+        except Exception as error:
+            raise StoreUnavailable(f"Cassandra can't use keyspace {keyspace}: {error}") from error
+
     @property
     def _open(self) -> Any:
         if self._session is None:
@@ -204,10 +221,8 @@ class Session:
         """Prepare statements ahead of time."""
         for statement in statements:
             if statement not in self._prepared:
-                keyspace = self._address and self._address.keyspace
-                prepare = self._open.prepare
                 try:
-                    prepared = await asyncio.to_thread(prepare, statement, keyspace=keyspace)
+                    prepared = await asyncio.to_thread(self._open.prepare, statement)
                 except Exception as error:
                     raise StoreUnavailable(f"Cassandra can't prepare a statement: {error}") from error
                 self._prepared[statement] = prepared
@@ -219,6 +234,8 @@ class Session:
         try:
             return await self._run(bound, "serial" if serial else EXEC_PROFILE_DEFAULT)
         except _Failure as error:
+            if error.tombstones:
+                raise TooManyTombstones(f"Cassandra passed too many deletions: {error}") from error
             raise StoreUnavailable(
                 NOBODY_ASKED if error.nobody_asked else f"Cassandra did not answer: {error}"
             ) from error

@@ -6,15 +6,17 @@ These reads take no lock; the batch that begins a timer checks its revision and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from duetime.instants import EPOCH, Instant
-from duetime.model import Status, lane_of
+from duetime.model import Status
 from duetime.store import LANES_PAGE, Lane, Lanes, Overdue, Portion
+from duetime.stores.cassandra import ranges
+from duetime.stores.cassandra.backlog import ENTRY, EXECUTING_IN, LANES, Backlog, Entry, Waiting, waiting
 from duetime.stores.cassandra.driver import Session
-from duetime.stores.cassandra.partition import Partition, State
-from duetime.stores.cassandra.schema import AT_HEAD, DUE, EXECUTING, LANE
+from duetime.stores.cassandra.partition import STATE, Partition, State
+from duetime.stores.cassandra.schema import AT_HEAD, DUE, LANE
 from duetime.stores.due_selection import Candidate
 
 REACH = 250
@@ -22,43 +24,21 @@ REACH = 250
 REACH_LANE = 50
 """How many it reads at least per shard and lane: timers that were put in the past are all at the floor, and in order
 only once they are read."""
+BACKLOG_MAX = 256
+"""How many lanes of backlogs one poll by age reads."""
+SURVEY_MAX = 1_000
+"""How many due timers of each shard a list of lanes reads. The lanes of the others are listed once a sweep has found
+them, a few seconds later."""
+EXACT_MAX = 1_000
+"""How many lanes of backlogs a list or a report looks into. It knows less about the others."""
 AT_ONCE = 64
 """How many queries run at the same time."""
 
-_ENTRY = "uuid, revision, mark, size, namespace, fire_at, destination, begun_version, deadline_at"
-_STATES = f"SELECT shard, owner, version, floor, touched, revision FROM timers WHERE shard IN ? AND {AT_HEAD}"
-_DUE = f"SELECT {_ENTRY} FROM timers WHERE shard = ? AND kind = {DUE} AND lane = 0 AND at > ? AND at <= ?"
-_SOME_DUE = f"{_DUE} LIMIT ?"
-_NEXT = f"SELECT at FROM timers WHERE shard = ? AND kind = {DUE} AND lane = 0 AND at > ? LIMIT 1"
-_IN_LANE = f"SELECT {_ENTRY} FROM timers WHERE shard = ? AND kind = {LANE} AND lane = ? AND at > ? AND at <= ? LIMIT ?"
-_NEXT_IN_LANE = f"SELECT {_ENTRY} FROM timers WHERE shard = ? AND kind = {LANE} AND lane = ? AND at > ? LIMIT 1"
-_EXECUTING = f"SELECT {_ENTRY} FROM timers WHERE shard = ? AND kind = {EXECUTING} AND lane = 0 AND at > ?"
-
-
-class Entry(NamedTuple):
-    uuid: bytes
-    revision: int
-    mark: int
-    size: int
-    namespace: str
-    fire_at: Instant
-    destination: str
-    begun_version: int
-    deadline_at: Instant | None
-
-    @property
-    def lane(self) -> int:
-        return lane_of(self.namespace, self.destination)
-
-    def candidate(self, shard: int, status: Status) -> Candidate:
-        return Candidate(
-            *(self.fire_at, self.mark, self.uuid, self.revision, shard, self.lane, self.size, self.namespace),
-            status.value,
-        )
-
-
-def _entries(rows: Iterable[Any]) -> list[Entry]:
-    return [Entry._make(row) for row in rows]
+_STATES = f"SELECT shard, {STATE} FROM timers WHERE shard IN ? AND {AT_HEAD}"
+_DUE = f"SELECT {ENTRY} FROM timers WHERE shard = ? AND kind = {DUE} AND lane = 0 AND {ranges.IN_RANGE}"
+_NEXT = f"SELECT at FROM timers WHERE shard = ? AND kind = {DUE} AND lane = 0 AND {ranges.IN_RANGE}"
+_IN_LANE = f"SELECT {ENTRY} FROM timers WHERE shard = ? AND kind = {LANE} AND lane = ? AND {ranges.IN_RANGE}"
+_TIMES_IN_LANE = f"SELECT fire_at FROM timers WHERE shard = ? AND kind = {LANE} AND lane = ? AND {ranges.IN_RANGE}"
 
 
 async def each(queries: Sequence[Any]) -> list[Any]:
@@ -75,27 +55,40 @@ async def each(queries: Sequence[Any]) -> list[Any]:
 async def states(session: Session, shards: Collection[int]) -> dict[int, State]:
     if not shards:
         return {}
-    return {shard: State(*state) for shard, *state, _ in await session.read(_STATES, sorted(shards))}
+    return {shard: State.of(values) for shard, *values in await session.read(_STATES, sorted(shards))}
+
+
+def _entries(rows: Sequence[Any]) -> list[Entry]:
+    return [Entry._make(row) for row in rows]
+
+
+def _candidate(shard: int, entry: Entry, status: Status) -> Candidate:
+    return Candidate(
+        *(entry.fire_at, entry.mark, entry.uuid, entry.revision, shard, entry.lane, entry.size, entry.namespace),
+        status.value,
+    )
 
 
 class Poll:
     """One poll of an owner: the store's time, and which of the shards it believes to hold it still owns."""
 
     def __init__(
-        self, session: Session, partitions: Sequence[Partition], takeover_now: bool, paused: Collection[str]
+        self,
+        session: Session,
+        partitions: Sequence[Partition],
+        backlogs: Sequence[Backlog],
+        takeover_now: bool,
+        paused: Collection[str],
     ) -> None:
         self._session = session
         self._partitions = partitions
+        self._backlogs = backlogs
         self._takeover_now = takeover_now
         self._paused = paused
         self.now = EPOCH
         self.ours: dict[int, int] = {}
-        self._lost: list[tuple[int, Entry]] = []
-        """The attempts of older versions of our shards."""
 
-    async def start(self, owner_id: bytes, held: Mapping[int, int], now: Instant, clean: set[tuple[int, int]]) -> None:
-        """``clean`` contains the shards, with their version, without attempts of older versions. No new ones can
-        appear there, because the fence keeps out older owners."""
+    async def start(self, owner_id: bytes, held: Mapping[int, int], now: Instant) -> None:
         self.now = now
         found = await states(self._session, held)
         for shard, state in found.items():
@@ -105,70 +98,96 @@ class Poll:
             for shard, version in held.items()
             if (found[shard].owner, found[shard].version) == (owner_id, version)
         }
-        unclean = [shard for shard, version in self.ours.items() if (shard, version) not in clean]
-        executing = await each([self._session.read(_EXECUTING, shard, self._floor(shard)) for shard in unclean])
-        for shard, rows in zip(unclean, executing, strict=True):
-            older = [entry for entry in _entries(rows) if entry.begun_version != self.ours[shard]]
-            if older:
-                self._lost += [(shard, entry) for entry in older if entry.deadline_at is not None]
-            else:
-                clean.add((shard, self.ours[shard]))
-
-    def _floor(self, shard: int) -> int:
-        return self._partitions[shard].floor
+        await each(
+            [
+                self._backlogs[shard].load(owner_id, version, found[shard])
+                for shard, version in self.ours.items()
+                if self._backlogs[shard].fence != (owner_id, version)
+            ]
+        )
 
     def _is_lost(self, entry: Entry) -> bool:
         return self._takeover_now or (entry.deadline_at is not None and entry.deadline_at <= self.now)
 
     def _lost_now(self) -> list[Candidate]:
         return [
-            entry.candidate(shard, Status.EXECUTING)
-            for shard, entry in self._lost
+            _candidate(shard, entry, Status.EXECUTING)
+            for shard in self.ours
+            for entry in self._backlogs[shard].lost
             if self._is_lost(entry) and entry.namespace not in self._paused
         ]
 
-    async def due(self, limit: int) -> tuple[list[Candidate], bool]:
-        """Return the oldest due timers, and whether there may be more."""
+    async def due(
+        self, limit: int, lane_max: int | None, lane_limits: Mapping[int, int]
+    ) -> tuple[list[Candidate], bool]:
+        """Return the oldest due timers, and whether there may be more besides those that are over a lane's limit."""
         reach = max(limit + 1, REACH)
-        found = await each(
-            [self._session.read(_SOME_DUE, shard, self._floor(shard), self.now, reach) for shard in self.ours]
-        )
-        candidates = self._lost_now()
-        for shard, rows in zip(self.ours, found, strict=True):
-            candidates += self._open(shard, rows)
-        return sorted(candidates), any(len(rows) >= reach for rows in found)
-
-    def _open(self, shard: int, rows: Sequence[Any]) -> list[Candidate]:
-        """The entries as candidates, without those of namespaces that are paused or held back."""
-        return [
-            entry.candidate(shard, Status.PENDING) for entry in _entries(rows) if entry.namespace not in self._paused
+        wanted = [
+            (shard, lane)
+            for shard in self.ours
+            for lane, waits in self._backlogs[shard].lanes.items()
+            if waits.namespace not in self._paused and (lane_max is None or lane_limits.get(lane, lane_max))
         ]
+        above = {shard: self._backlogs[shard].swept for shard in self.ours}  # A sweep may raise it during the reads.
+        beyond = len(wanted) > BACKLOG_MAX
+        if beyond:
+            wanted = sorted(wanted, key=lambda place: self._backlogs[place[0]].above(place[1]))[:BACKLOG_MAX]
+
+        async def in_backlog(shard: int, lane: int) -> tuple[list[Candidate], bool]:
+            lane_limit = None if lane_max is None else lane_limits.get(lane, lane_max)
+            most = reach if lane_limit is None else min(reach, max(lane_limit + 1, REACH_LANE))
+            entries = await self._waiting(shard, lane, most)
+            return self._open(shard, entries), lane_limit is None and len(entries) == most
+
+        async def in_shard(shard: int) -> tuple[list[Candidate], bool]:
+            rows = await ranges.read(self._session, _DUE, shard, above=above[shard], until=self.now, most=reach)
+            return self._open(shard, _entries(rows)), len(rows) == reach
+
+        found = await each([in_shard(shard) for shard in self.ours] + [in_backlog(*place) for place in wanted])
+        candidates = {candidate.uuid: candidate for some, _ in found for candidate in some}
+        return sorted([*candidates.values(), *self._lost_now()]), beyond or any(more for _, more in found)
+
+    async def _waiting(self, shard: int, lane: int, most: int) -> list[Entry]:
+        """The first timers of a lane of the backlog."""
+        backlog = self._backlogs[shard]
+        swept = backlog.swept
+        rows = await ranges.read(
+            self._session, _IN_LANE, shard, lane, above=backlog.above(lane), until=swept, most=most
+        )
+        backlog.learn(lane, rows[0][0] if rows else None, swept)
+        return _entries(rows)
+
+    def _open(self, shard: int, entries: Sequence[Entry]) -> list[Candidate]:
+        """The entries as candidates, without those of namespaces that are paused or held back."""
+        return [_candidate(shard, entry, Status.PENDING) for entry in entries if entry.namespace not in self._paused]
 
     async def next_at(self) -> Instant | None:
         """Return when the next timer falls due or the next attempt will be lost."""
-        found = await each([self._session.read(_NEXT, shard, self.now) for shard in self.ours])
+        found = await each([ranges.read(self._session, _NEXT, shard, above=self.now, most=1) for shard in self.ours])
         times = [at for rows in found for (at,) in rows]
-        for _, entry in self._lost:
-            if not self._is_lost(entry) and entry.namespace not in self._paused and entry.deadline_at is not None:
-                times.append(entry.deadline_at)
+        for shard in self.ours:
+            for entry in self._backlogs[shard].lost:
+                if not self._is_lost(entry) and entry.namespace not in self._paused and entry.deadline_at is not None:
+                    times.append(entry.deadline_at)
         return None if not times else Instant(min(times))
 
     async def due_in(self, portions: Sequence[Portion]) -> tuple[list[list[Candidate]], dict[int, Instant]]:
         """Return the due timers of each lane, one more than its limit, and when the next timer of each falls due."""
-        places = [(p.lane, p.most, shard) for p in portions for shard in self.ours]
-        found = await each(
-            [
-                self._session.read(_IN_LANE, shard, lane, self._floor(shard), self.now, max(most + 1, REACH_LANE))
-                for lane, most, shard in places
-            ]
-        )
-        later = await each([self._session.read(_NEXT_IN_LANE, shard, lane, self.now) for lane, _, shard in places])
+
+        async def in_lane(shard: int, lane: int, most: int) -> list[Entry]:
+            backlog = self._backlogs[shard]
+            swept = backlog.swept
+            rows = await ranges.read(self._session, _IN_LANE, shard, lane, above=backlog.above(lane), most=most)
+            backlog.learn(lane, rows[0][0] if rows and rows[0][0] <= swept else None, swept)
+            return _entries(rows)
+
+        places = [(shard, p.lane, max(p.most + 1, REACH_LANE)) for p in portions for shard in self.ours]
         in_lanes: dict[int, list[Candidate]] = {portion.lane: [] for portion in portions}
         next_at: dict[int, Instant] = {}
-        for (lane, _, shard), rows, ahead in zip(places, found, later, strict=True):
-            in_lanes[lane] += self._open(shard, rows)
-            for entry in _entries(ahead):
-                if entry.namespace not in self._paused:
+        for (shard, lane, _), entries in zip(places, await each([in_lane(*place) for place in places]), strict=True):
+            in_lanes[lane] += self._open(shard, [entry for entry in entries if entry.slot <= self.now])
+            for entry in entries:
+                if entry.slot > self.now and entry.namespace not in self._paused:
                     next_at[lane] = min(entry.fire_at, next_at.get(lane, entry.fire_at))
         for candidate in self._lost_now():
             if candidate.lane in in_lanes:
@@ -176,15 +195,14 @@ class Poll:
         return [sorted(in_lanes[portion.lane])[: portion.most + 1] for portion in portions], next_at
 
 
-async def _pending(session: Session, partitions: Sequence[Partition], until: int) -> list[tuple[int, Entry]]:
-    """Every pending timer that is due by then in these shards."""
-    found = await each([session.read(_DUE, some.shard, some.floor, until) for some in partitions])
-    return [
-        (partition.shard, entry)
-        for partition, rows in zip(partitions, found, strict=True)
-        for entry in _entries(rows)
-        if entry.fire_at <= until
-    ]
+class _Found(NamedTuple):
+    """What a shard has that is due or waits."""
+
+    recent: list[Entry]
+    swept: int
+    waiting: dict[int, Waiting]
+    executing: list[Entry]
+    version: int
 
 
 async def lanes(
@@ -199,45 +217,100 @@ async def lanes(
     takeover_now: bool,
     paused: Collection[str],
 ) -> Lanes:
-    """Reads every entry up to ``until``: the cost grows with the number of due timers."""
     found = await states(session, [some.shard for some in partitions])
-    for partition in partitions:
-        partition.floor = found[partition.shard].floor
-    pending = await _pending(session, partitions, max(now, until))
-    executing = await each([session.read(_EXECUTING, some.shard, found[some.shard].floor) for some in partitions])
-    live = [entry for _, entry in pending]
-    for partition, rows in zip(partitions, executing, strict=True):
-        version = found[partition.shard].version
-        live += [
+
+    async def in_shard(shard: int) -> _Found:
+        state = found[shard]
+        recent = await ranges.read(
+            session, _DUE, shard, above=state.swept, until=max(now, until, state.swept), most=SURVEY_MAX
+        )
+        executing = await ranges.read(
+            session, EXECUTING_IN, shard, above=state.lost_above, until=ranges.FOREVER if takeover_now else now
+        )
+        listed = waiting(await session.read(LANES, shard))
+        return _Found(_entries(recent), state.swept, listed, _entries(executing), state.version)
+
+    first: dict[int, Lane] = {}
+
+    def learn(lane: int, namespace: str, destination: str, fire_at: Instant) -> None:
+        if fire_at <= until and (lane not in first or fire_at < first[lane].fire_at):
+            first[lane] = Lane(lane, namespace, destination, fire_at)
+
+    due = 0
+    places: list[tuple[int, _Found, int]] = []
+    for shard, each_found in enumerate(await each([in_shard(some.shard) for some in partitions])):
+        due += sum(entry.fire_at <= now for entry in each_found.recent)
+        lost = [
             entry
-            for entry in _entries(rows)
+            for entry in each_found.executing
             if (entry.deadline_at is not None and entry.deadline_at <= now)
-            or (takeover_now and entry.begun_version != version)
+            or (takeover_now and entry.begun_version != each_found.version)
         ]
-    first: dict[int, Entry] = {}
-    for entry in live:
-        if entry.fire_at <= until and (entry.lane not in first or entry.fire_at < first[entry.lane].fire_at):
-            first[entry.lane] = entry
-    some = sorted(lane for lane in first if lane > after)[:limit]
-    listed = [
-        Lane(lane, entry.namespace, entry.destination, entry.fire_at)
-        for lane in some
-        if (entry := first[lane]).namespace not in paused
-    ]
-    due = sum(entry.fire_at <= now for _, entry in pending)
-    return Lanes(listed, min(due, due_max), some[-1] if len(some) == limit else None)
+        for entry in [*each_found.recent, *lost]:
+            learn(entry.lane, entry.namespace, entry.destination, entry.fire_at)
+        places += [(shard, each_found, lane) for lane in each_found.waiting]
+    for _, each_found, lane in places[EXACT_MAX:]:
+        waits = each_found.waiting[lane]
+        learn(lane, waits.namespace, waits.destination, Instant(waits.above + 1))
+        due += 1
+    for start in range(0, min(len(places), EXACT_MAX), AT_ONCE):
+        some = places[start : min(start + AT_ONCE, EXACT_MAX)]
+        most = max(REACH_LANE, due_max - due)
+        ends = await each(
+            [
+                ranges.read(
+                    session, _TIMES_IN_LANE, shard, lane, above=one.waiting[lane].above, until=one.swept, most=most
+                )
+                for shard, one, lane in some
+            ]
+        )
+        for (_, one, lane), times in zip(some, ends, strict=True):
+            due += len(times)
+            if times:
+                waits = one.waiting[lane]
+                learn(lane, waits.namespace, waits.destination, min(times)[0])
+    some_lanes = sorted(lane for lane in first if lane > after)[:limit]
+    listed = [first[lane] for lane in some_lanes if first[lane].namespace not in paused]
+    return Lanes(listed, min(due, due_max), some_lanes[-1] if len(some_lanes) == limit else None)
 
 
 async def overdue(
     session: Session, partitions: Sequence[Partition], before: Instant, most: int, paused: Collection[str]
 ) -> list[Overdue]:
-    lanes: dict[int, list[Entry]] = {}
-    for _, entry in await _pending(session, partitions, before - 1):
-        lanes.setdefault(entry.lane, []).append(entry)
+    """Of one lane, only a part of ``most`` timers is counted in each shard."""
+    if not partitions:
+        return []
+    found = await states(session, [some.shard for some in partitions])
+    part = max(REACH_LANE, most // len(partitions))
+    times: dict[int, list[Instant]] = {}
+    names: dict[int, tuple[str, str]] = {}
+
+    async def recent(shard: int) -> None:
+        above = found[shard].swept
+        rows = await ranges.read(session, _DUE, shard, above=above, until=max(above, before - 1), most=part)
+        for entry in _entries(rows):
+            names[entry.lane] = entry.namespace, entry.destination
+            times.setdefault(entry.lane, []).append(entry.fire_at)
+
+    async def waited(shard: int, lane: int, waits: Waiting) -> None:
+        names[lane] = waits.namespace, waits.destination
+        until = found[shard].swept
+        rows = await ranges.read(session, _TIMES_IN_LANE, shard, lane, above=waits.above, until=until, most=part)
+        times.setdefault(lane, []).extend(at for (at,) in rows if at < before)
+
+    await each([recent(some.shard) for some in partitions])
+    backlogs = await each([session.read(LANES, some.shard) for some in partitions])
+    places = [
+        (some.shard, lane, waits)
+        for some, rows in zip(partitions, backlogs, strict=True)
+        for lane, waits in waiting(rows).items()
+    ]
+    await each([waited(*place) for place in places[:EXACT_MAX]])
+    for _, lane, waits in places[EXACT_MAX:]:
+        names[lane] = waits.namespace, waits.destination
+        times.setdefault(lane, []).append(Instant(waits.above + 1))
     return [
-        Overdue(
-            *(entries[0].namespace, entries[0].destination, entries[0].namespace in paused),
-            *(min(entry.fire_at for entry in entries), min(most, len(entries))),
-        )
-        for _, entries in sorted(lanes.items())[:LANES_PAGE]
+        Overdue(*names[lane], names[lane][0] in paused, min(ats), min(most, len(ats)))
+        for lane, ats in sorted(times.items())[:LANES_PAGE]
+        if ats
     ]

@@ -5,13 +5,8 @@ concurrent ones of one partition delay each other until they time out. So there 
 
 **The fence.** Batches of an owner have the condition ``owner = ? AND version = ?``. A claim writes a higher version.
 
-**The floor.** A deleted entry stays as a tombstone for hours, and tombstones at the head of the due range would make
-every poll slower. So a poll reads only entries above the floor, which the owner raises now and then. Whoever writes an
-entry puts it above the floor, with the condition ``floor < slot``. That alone loses timers: an entry may be written
-after the owner has looked below the new floor and before it raises it. So every batch also changes ``touched``, and the
-floor is raised only if ``touched`` is as it was before the look. That is read serially: another read may find the
-``touched`` of a batch that only one replica has so far, and the look may then ask the replicas that lack its entries. A
-serial read brings the batch to a majority first.
+**The floor.** Entries are written only above the floor, with the condition ``floor < slot``. The owner raises it, so
+the entries at or below it only become fewer. ``backlog`` explains what that is for.
 
 **Unknown results.** Every batch has an id, which it writes to ``touched`` and to the timers that it changes. If a batch
 gets no answer, a serial read, which completes or ends unfinished batches, looks for the id. If it is found, the batch
@@ -23,40 +18,47 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from duetime.errors import StoreError, StoreIndeterminate
 from duetime.stores.cassandra.driver import Call, Session
 from duetime.stores.cassandra.rows import ROW, Row, row_of
-from duetime.stores.cassandra.schema import AT_HEAD, DUE, EXECUTING, NOBODY, TIMER
+from duetime.stores.cassandra.schema import AT_HEAD, NOBODY, TIMER
 
 FENCED = "UPDATE timers SET touched = ? WHERE shard = ? IF owner = ? AND version = ? AND floor < ?"
 OPEN = "UPDATE timers SET touched = ? WHERE shard = ? IF floor < ?"
 CLAIM = "UPDATE timers SET touched = ?, owner = ?, version = ? WHERE shard = ? IF version < ?"
 RELEASE = "UPDATE timers SET touched = ?, owner = ? WHERE shard = ? IF owner = ?"
-RAISE = "UPDATE timers SET floor = ? WHERE shard = ? IF owner = ? AND version = ? AND touched = ?"
-_STATE = f"SELECT owner, version, floor, touched, revision FROM timers WHERE shard = ? AND {AT_HEAD}"
+RAISE = "UPDATE timers SET touched = ?, floor = ? WHERE shard = ? IF owner = ? AND version = ? AND floor < ?"
+SWEPT = (
+    "UPDATE timers SET touched = ?, swept = ?, lost_above = ? "
+    "WHERE shard = ? IF owner = ? AND version = ? AND swept = ?"
+)
+STATE = "owner, version, floor, swept, lost_above, touched, revision"
 """Cassandra demands a column that is not static, besides the key."""
+_STATE = f"SELECT {STATE} FROM timers WHERE shard = ? AND {AT_HEAD}"
 _WRITERS = f"SELECT uuid, writer FROM timers WHERE shard = ? AND kind = {TIMER} AND lane = 0 AND at = 0 AND uuid IN ?"
 _ROWS = f"SELECT {ROW} FROM timers WHERE shard = ? AND kind = {TIMER} AND lane = 0 AND at = 0 AND uuid IN ?"
-_FIRST = "SELECT at FROM timers WHERE shard = ? AND kind = {} AND lane = 0 AND at > ? LIMIT 1"
 
 ABOVE_ALL = 1 << 62
 """For batches without entries: above any floor."""
-FLOOR_LAG_MS = 2_000
-"""The floor stays this far behind the store's time, for nodes whose clocks differ."""
-FLOOR_STEP_MS = 5_000
-"""The floor is raised when it is this far behind."""
 UUIDS_AT_ONCE = 100
 
 
 class State(NamedTuple):
-    """The fence and the floor of a shard."""
+    """The static columns of a shard."""
 
     owner: bytes
     version: int
     floor: int
+    swept: int
+    lost_above: int
     touched: bytes
+
+    @staticmethod
+    def of(values: Sequence[Any]) -> State:
+        """From the columns in ``STATE``."""
+        return State._make(values[:-1])
 
 
 def new_id() -> bytes:
@@ -71,11 +73,10 @@ class Partition:
         self.floor = -1
         """The floor as last read; the real one may be higher."""
         self._session = session
-        self._raised_at = 0
 
     async def state(self, *, serial: bool = False) -> State:
         [values] = await self._session.read(_STATE, self.shard, serial=serial)
-        state = State._make(values[:-1])
+        state = State.of(values)
         self.floor = state.floor
         return state
 
@@ -111,28 +112,22 @@ class Partition:
             id = new_id()
             await self._apply(id, [Call(RELEASE, (id, NOBODY, self.shard, owner))])
 
-    def may_raise(self, now: int) -> bool:
-        """Whether the floor is low and it is time for another try: a timer that waits may hold it down."""
-        return self.floor + FLOOR_STEP_MS + FLOOR_LAG_MS <= now and now >= self._raised_at + FLOOR_STEP_MS
+    async def raise_floor(self, owner: bytes, version: int, target: int) -> bool:
+        """Raise the floor to ``target`` as the owner. Return whether it is at least there; the lock must be held."""
+        id = new_id()
+        if await self._apply(id, [Call(RAISE, (id, target, self.shard, owner, version, target))]):
+            self.floor = target
+            return True
+        state = await self.state()
+        return (state.owner, state.version) == (owner, version) and state.floor >= target
 
-    async def raise_floor(self, owner: bytes, version: int, now: int) -> bool:
-        """Raise the floor to just below the first entry, if this owner still has the shard and nobody has written to
-        it since before the look."""
-        self._raised_at = now
-        async with self.lock:
-            state = await self.state(serial=True)
-            target = now - FLOOR_LAG_MS
-            if (state.owner, state.version) != (owner, version) or target < state.floor + FLOOR_STEP_MS:
-                return False
-            for kind in (EXECUTING, DUE):
-                for (at,) in await self._session.read(_FIRST.format(kind), self.shard, state.floor):
-                    target = min(target, at - 1)
-            if target < state.floor + FLOOR_STEP_MS:
-                return False
-            raised = await self._session.apply([Call(RAISE, (target, self.shard, owner, version, state.touched))])
-            if raised:
-                self.floor = target
-            return raised
+    async def note_swept(
+        self, owner: bytes, version: int, before: int, after: int, lost_above: int, calls: Sequence[Call]
+    ) -> bool:
+        """Change the rows of the backlog, and ``swept`` from ``before`` to ``after``; the lock must be held."""
+        id = new_id()
+        changed = Call(SWEPT, (id, after, lost_above, self.shard, owner, version, before))
+        return await self._apply(id, [changed, *calls])
 
     async def _apply(self, id: bytes, calls: Sequence[Call]) -> bool:
         try:
@@ -146,8 +141,7 @@ class Partition:
         """Whether a serial read finds this batch; False if that is unknown."""
         uuids = [call.arguments[-2] for call in calls if "writer = ?" in call.statement]
         try:
-            [(_, _, _, touched, _)] = await self._session.read(_STATE, self.shard, serial=True)
-            if touched == id:
+            if (await self.state(serial=True)).touched == id:
                 return True
             for start in range(0, len(uuids), UUIDS_AT_ONCE):
                 some = uuids[start : start + UUIDS_AT_ONCE]

@@ -3,13 +3,15 @@
 ``timers`` has one partition per shard, so that one conditional batch can change timers of a shard together with its
 fence. Its rows are of several kinds:
 
-    static             the fence (owner, version), the floor and ``touched``; see ``partition``
+    static             the fence (owner, version), the floor and ``touched``: see ``partition``; ``swept`` and
+                       ``lost_above``: see ``backlog``
     kind HEAD          one row, to read the static columns by: a read without it would pass deleted timers
     kind TIMER         the timer, whole; ``slot`` says where its entry is. A final one expires.
     kind EXECUTING     an entry per executing timer, at the deadline of its attempt
     kind DUE           an entry per pending timer, at its fire time
     kind LANE          the same entries by lane
     kind QUARANTINED   an entry per timer that a begin could not read
+    kind BACKLOG       a row per lane with entries that polls no longer pass
 
 ``cluster`` has one partition with the leases of all shards and the live instances. Every table is created with an id
 that is derived from its name, so instances that start at the same time create the same one.
@@ -31,8 +33,11 @@ from duetime.stores.cassandra.driver import Call, Session
 from duetime.stores.datagram_hints import KEY_BYTES
 
 SCHEMA = 1
-HEAD, TIMER, EXECUTING, DUE, LANE, QUARANTINED = range(-1, 5)
+HEAD, TIMER, EXECUTING, DUE, LANE, QUARANTINED, BACKLOG = range(-1, 6)
 AT_HEAD = f"kind = {HEAD} AND lane = 0 AND at = 0 AND uuid = 0x"
+_HEAD = f"INSERT INTO timers (shard, kind, lane, at, uuid, revision) VALUES (?, {HEAD}, 0, 0, 0x, 0)"
+"""Only an insert makes a row that exists without its columns. To check a condition on static columns alone, Cassandra
+reads the first row that exists, without its columns: it must be this one, or the read passes all tombstones."""
 GC_GRACE_SECONDS = 3 * 3600
 """How long deletions are kept: a node that was down for longer must be repaired before it comes back."""
 NOBODY = b""
@@ -41,7 +46,8 @@ NOBODY = b""
 _TABLES = {
     "timers": f"""(
         shard int, kind tinyint, lane bigint, at bigint, uuid blob,
-        owner blob STATIC, version bigint STATIC, floor bigint STATIC, touched blob STATIC,
+        owner blob STATIC, version bigint STATIC, floor bigint STATIC, swept bigint STATIC,
+        lost_above bigint STATIC, touched blob STATIC,
         revision bigint, mark bigint, size int, namespace text, id text, fingerprint text,
         status text, slot bigint, writer blob, timer blob,
         fire_at bigint, destination text, begun_version bigint, deadline_at bigint, reason text,
@@ -100,11 +106,11 @@ async def fill(session: Session, *, shards: int, now: Instant) -> bytes:
             await session.apply(
                 [
                     Call(
-                        "UPDATE timers SET owner = ?, version = 0, floor = -1, touched = ? WHERE shard = ? "
-                        "IF version = null",
+                        "UPDATE timers SET owner = ?, version = 0, floor = -1, swept = -1, lost_above = -1, "
+                        "touched = ? WHERE shard = ? IF version = null",
                         (NOBODY, NOBODY, shard),
                     ),
-                    Call(f"UPDATE timers SET revision = 0 WHERE shard = ? AND {AT_HEAD}", (shard,)),
+                    Call(_HEAD, (shard,)),
                 ]
             )
         await session.apply(

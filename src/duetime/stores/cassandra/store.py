@@ -38,6 +38,7 @@ from duetime.store import (
 )
 from duetime.stores.byte_budget import fitting, in_parts, size_of
 from duetime.stores.cassandra import ABILITIES, due, quarantine, schema, sessions
+from duetime.stores.cassandra.backlog import Backlog
 from duetime.stores.cassandra.cluster import Cluster
 from duetime.stores.cassandra.driver import Call, Session, address_of
 from duetime.stores.cassandra.namespaces import Namespaces
@@ -101,14 +102,15 @@ class CassandraStore(SharedStore):
         self._cluster = Cluster(self._session, self._partitions, self._hints, self._now)
         self._tallies = Tallies(self._session, self._ttl_of)
         self._puts: dict[int, GroupCommit[Timer, Timer | Taken | None]] = {}
-        self._clean: set[tuple[int, int]] = set()
-        self._raising: asyncio.Task[None] | None = None
+        self._backlogs = [Backlog(self._session, partition) for partition in self._partitions]
+        self._sweeping: asyncio.Task[None] | None = None
         self._seq = 0
         self._known: dict[str, Namespace] = {}
 
     async def open(self) -> None:
         await wait_for_server(self._session)
         await asyncio.to_thread(check, self._session, self._address)
+        await asyncio.to_thread(self._session.use, self._address.keyspace)
         await asyncio.to_thread(schema.create, self._session, self._address.keyspace)
         key = await schema.fill(self._session, shards=self.shards, now=await self._now())
         await self._open_namespaces()
@@ -123,8 +125,8 @@ class CassandraStore(SharedStore):
     async def close(self) -> None:
         for group in self._puts.values():
             await group.finish()
-        if self._raising is not None:
-            await asyncio.wait([self._raising])
+        if self._sweeping is not None:
+            await asyncio.wait([self._sweeping])
         try:
             await self._tallies.stop()
         except StoreError as error:
@@ -341,7 +343,7 @@ class CassandraStore(SharedStore):
         lane_limits: Mapping[int, int] = NO_LANE_LIMITS,
     ) -> Begun:
         poll = await self._poll(owner_id, held)
-        found, beyond = await poll.due(limit)
+        found, beyond = await poll.due(limit, lane_max, lane_limits)
         chosen, more = choose(found, min(limit, BEGIN_MAX), lane_max, lane_limits)
         timers, raced, unknown = await self._begin(owner_id, poll, chosen)
         more = more or beyond or raced
@@ -372,9 +374,9 @@ class CassandraStore(SharedStore):
 
     async def _poll(self, owner_id: bytes, held: Mapping[int, int]) -> due.Poll:
         paused = await self._held_back()
-        poll = due.Poll(self._session, self._partitions, self._takeover_now, paused)
-        await poll.start(owner_id, held, await self._now(), self._clean)
-        self._raise_floors(owner_id, poll)
+        poll = due.Poll(self._session, self._partitions, self._backlogs, self._takeover_now, paused)
+        await poll.start(owner_id, held, await self._now())
+        self._sweep(poll)
         return poll
 
     async def _held_back(self) -> set[str]:
@@ -437,6 +439,8 @@ class CassandraStore(SharedStore):
                 row = rows.get(each.uuid)
                 if row is None or row.revision != each.revision:
                     raced = True
+                    if each.status == Status.EXECUTING:
+                        self._backlogs[shard].fence = None  # What is known about lost attempts is read again.
                     continue
                 try:
                     timer = row.timer
@@ -460,22 +464,24 @@ class CassandraStore(SharedStore):
             self._tallies.left(row.namespace, each.status)
         for before, after in changes:
             self._tallies.moved(before, after)
+        backlog = self._backlogs[shard]
+        backlog.worn += len(changes)
+        backlog.forget({before.uuid for before, _ in changes} | {row.uuid for row, _, _ in unreadable})
         return _Attempts([after for _, after in changes], raced)
 
-    def _raise_floors(self, owner_id: bytes, poll: due.Poll) -> None:
-        """Raise the floors of these shards in the background, unless that is under way."""
-        if self._raising is not None and not self._raising.done():
-            return
-        low = [shard for shard in poll.ours if self._partitions[shard].may_raise(poll.now)]
-        if low:
-            self._raising = asyncio.create_task(self._raise_each(owner_id, poll, low))
+    def _sweep(self, poll: due.Poll) -> None:
+        """Sweep these shards in the background where it is time, unless that is under way."""
+        if self._sweeping is None or self._sweeping.done():
+            behind = [shard for shard in poll.ours if self._backlogs[shard].may_sweep(poll.now)]
+            if behind:
+                self._sweeping = asyncio.create_task(self._sweep_each(behind, poll.now))
 
-    async def _raise_each(self, owner_id: bytes, poll: due.Poll, shards: Sequence[int]) -> None:
+    async def _sweep_each(self, shards: Sequence[int], now: Instant) -> None:
         for shard in shards:
             try:
-                await self._partitions[shard].raise_floor(owner_id, poll.ours[shard], poll.now)
+                await self._backlogs[shard].sweep(now)
             except StoreError as error:
-                log.debug("the floor of shard %d stays: %s", shard, error)
+                log.debug("shard %d is not swept: %s", shard, error)
 
     async def lanes(self, until: Instant, *, after: int = -1, limit: int = LANES_PAGE, due_max: int = 0) -> Lanes:
         return await due.lanes(
