@@ -12,7 +12,7 @@ VENV_BENCH := .venv-bench
 READY_BENCH := $(VENV_BENCH)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-tidb tidb test-cassandra cassandra check format lint types bench bench-full bench-stores crash broker-crash chaos failover isolation mutants upgrade generated screenshots lock clean postgres15 mariadb mysql pgbouncer chromium
+.PHONY: help run test test-tidb tidb test-cassandra cassandra check format lint types bench bench-full bench-stores crash broker-crash chaos failover isolation mutants upgrade generated screenshots lock clean postgres15 mariadb mysql prometheus pgbouncer chromium
 
 help: ## list the tasks
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -137,6 +137,12 @@ MYSQL := .servers/mysql
 mysql: | $(READY)
 	@$(BIN)/python -m tests.debian sid mysql-server-core $(MYSQL)
 
+# Checks and tests the rules for alerts.
+PROMETHEUS := .servers/prometheus
+
+prometheus: | $(READY)
+	@$(BIN)/python -m tests.debian bookworm prometheus $(PROMETHEUS) --without-libraries
+
 # TiDB is a Go module that leaves its parser out, which is another module of the same commit.
 TIDB_MODULE := github.com/pingcap/tidb
 TIDB_COMMIT := 20251126154744-e4e814fdc0af
@@ -190,6 +196,8 @@ $(READY_DEV): $(READY) requirements-dev.lock tests/generated/package-lock.json t
 	  echo "MariaDB could not be installed: the tests that need it will be skipped"
 	@test -d $(MYSQL) || ! command -v dpkg-deb > /dev/null || $(MAKE) -s mysql || \
 	  echo "MySQL could not be unpacked: the tests that need it will be skipped"
+	@test -d $(PROMETHEUS) || ! command -v dpkg-deb > /dev/null || $(MAKE) -s prometheus || \
+	  echo "Prometheus could not be unpacked: the tests of its rules will be skipped"
 	@test -x $(PGBOUNCER) || ! command -v apt-get > /dev/null || test "$$(id -u)" != 0 || $(MAKE) -s pgbouncer || \
 	  echo "PgBouncer could not be installed: the tests that need it will be skipped"
 	@test -x $(CHROMIUM) || ! command -v apt-get > /dev/null || test "$$(id -u)" != 0 || $(MAKE) -s chromium || \

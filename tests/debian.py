@@ -1,6 +1,7 @@
 """Unpacks a program of another Debian release and its libraries into a folder, without changing the system.
 
     python -m tests.debian sid mysql-server-core .servers/mysql
+    python -m tests.debian bookworm prometheus .servers/prometheus --without-libraries
 
 Packages come from the mirror that this machine's apt uses, and their checksums from its index.
 """
@@ -69,9 +70,10 @@ def needed(all_of_them: dict[str, Package], name: str) -> dict[str, Package]:
     return chosen
 
 
-def unpack(release: str, name: str, folder: Path) -> None:
+def unpack(release: str, name: str, folder: Path, *, libraries: bool) -> None:
     """Unpack into a temporary folder first, so that an existing folder is always complete."""
-    chosen = needed(packages(release), name)
+    found = packages(release)
+    chosen = needed(found, name) if libraries else {name: found[name]}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
         for number, package in enumerate(chosen.values(), 1):
@@ -88,4 +90,5 @@ def unpack(release: str, name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    unpack(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    release, name, folder, *options = sys.argv[1:]
+    unpack(release, name, Path(folder), libraries=options != ["--without-libraries"])
