@@ -1,14 +1,12 @@
 """The processes: one database, the instances that share it, and the proxies between them.
 
-Everything is started and stopped here, by process id. Queries of the tests use their own connections to the database,
-without the proxy.
+Everything is started and stopped here, by process id.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import subprocess
 import sys
@@ -80,10 +78,6 @@ class Member(Duetime):
         return sum(float(line.split()[-1]) for line in page.splitlines() if line.split()[0] == name)
 
 
-def text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.decode()
-
-
 class Cluster:
     def __init__(
         self, directory: Path, *, server: str, instances: int, bug: str | None, proxied: bool, movable_clocks: bool
@@ -135,8 +129,8 @@ class Cluster:
         name = f":{member.pid}"
 
         async def known() -> bool:
-            for owner_id, about in await self.query("SELECT owner_id, about FROM duetime.instances"):
-                if json.loads(about)["name"].endswith(name):
+            for owner_id, (about, _) in (await self.database.instances()).items():
+                if about.endswith(name):
                     member.owner_id = owner_id
                     return True
             return False
@@ -144,13 +138,11 @@ class Cluster:
         await self.wait(f"{member.role} is known to the others", known)
 
     async def unowned(self) -> frozenset[int]:
-        return frozenset(
-            shard for (shard,) in await self.query("SELECT shard FROM duetime.shards WHERE owner_id IS NULL")
-        )
+        return frozenset(shard for shard, owner_id in (await self.database.owners()).items() if owner_id is None)
 
     async def assigned_to(self, member: Member) -> frozenset[int]:
         """The shards that this instance should own according to the others, as long as they consider it alive."""
-        alive = {owner_id for (owner_id,) in await self.query("SELECT owner_id FROM duetime.instances WHERE serving")}
+        alive = {owner_id for owner_id, (_, serving) in (await self.database.instances()).items() if serving}
         return frozenset(assigned(member.owner_id, alive, range(SHARDS)))
 
     async def _all_owned(self) -> bool:
@@ -164,27 +156,12 @@ class Cluster:
                 raise AssertionError(f"{what}: not within {seconds:g} s")
             await asyncio.sleep(0.02)
 
-    async def query(self, statement: str, *arguments: object) -> list[Any]:
-        """Run a query over a separate connection; texts may be returned as bytes."""
-        return await self.database.query(statement, *arguments)
-
     async def shards_of(self, member: Member) -> frozenset[int]:
-        rows = await self.query("SELECT shard FROM duetime.shards WHERE owner_id = $1", member.owner_id)
-        return frozenset(shard for (shard,) in rows)
+        owners = await self.database.owners()
+        return frozenset(shard for shard, owner_id in owners.items() if owner_id == member.owner_id)
 
     async def in_flight(self, member: Member) -> frozenset[str]:
-        """The timers whose attempts this instance has begun and not recorded."""
-        rows = await self.query(
-            "SELECT id FROM duetime.timers JOIN duetime.shards USING (shard) "
-            "WHERE status = 'executing' AND timers.version = shards.version AND owner_id = $1",
-            member.owner_id,
-        )
-        return frozenset(text(id) for (id,) in rows)
-
-    async def live(self) -> int:
-        """The number of timers that are not final."""
-        [(count,)] = await self.query("SELECT count(*) FROM duetime.timers")
-        return int(count)
+        return await self.database.in_flight(member.owner_id)
 
     def close(self) -> None:
         for member in self.members:

@@ -1,13 +1,15 @@
-"""The databases that a cluster can share: how to prepare, query and damage each, and the shapes of its responses.
+"""The databases that a cluster can share: how to prepare, inspect and damage each, and the shapes of its responses.
 
-Queries are SQL that all of them accept, with ``$1`` for the first argument. Texts may be returned as bytes.
+Tests inspect a database over connections of their own, without the proxy. The SQL databases are queried with SQL that
+all of them accept, with ``$1`` for the first argument; they may return texts as bytes.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import asyncpg
 
@@ -32,6 +34,14 @@ class Server(Protocol):
     def close(self) -> None: ...
 
 
+class Stored(NamedTuple):
+    """A timer as it is in the database, live or final."""
+
+    id: str
+    status: str
+    last_error: str | None
+
+
 class Database(Protocol):
     answers: Answers
 
@@ -44,7 +54,26 @@ class Database(Protocol):
     async def prepare(self, shards: int, roles: Sequence[str]) -> None:
         """Create the tables, the witness, and a role for each instance."""
 
-    async def query(self, statement: str, *arguments: Any) -> list[Any]: ...
+    async def instances(self) -> dict[bytes, tuple[str, bool]]:
+        """The name of each live instance, and whether it claims shards."""
+
+    async def owners(self) -> dict[int, bytes | None]:
+        """The owner of each shard."""
+
+    async def in_flight(self, owner_id: bytes) -> frozenset[str]:
+        """The timers whose attempts this instance has begun and not recorded."""
+
+    async def live(self) -> list[Any]:
+        """The timers that are not final, with details for a report."""
+
+    async def due(self, before_ms: int) -> int:
+        """The number of pending timers that are due."""
+
+    async def stored(self) -> list[Stored]:
+        """Every timer."""
+
+    async def stale(self) -> list[Any]:
+        """The writes of stale owners that the witness has seen."""
 
     def crash(self) -> None:
         """Stop the server so that its next start needs recovery."""
@@ -52,7 +81,52 @@ class Database(Protocol):
     def close(self) -> None: ...
 
 
-class PostgresDatabase:
+class SqlDatabase:
+    """What SQL can tell about every database that understands it."""
+
+    async def query(self, statement: str, *arguments: Any) -> list[Any]:
+        raise NotImplementedError
+
+    async def instances(self) -> dict[bytes, tuple[str, bool]]:
+        rows = await self.query("SELECT owner_id, about, serving FROM duetime.instances")
+        return {owner_id: (json.loads(about)["name"], bool(serving)) for owner_id, about, serving in rows}
+
+    async def owners(self) -> dict[int, bytes | None]:
+        return {shard: owner_id for shard, owner_id in await self.query("SELECT shard, owner_id FROM duetime.shards")}
+
+    async def in_flight(self, owner_id: bytes) -> frozenset[str]:
+        rows = await self.query(
+            "SELECT id FROM duetime.timers JOIN duetime.shards USING (shard) "
+            "WHERE status = 'executing' AND timers.version = shards.version AND owner_id = $1",
+            owner_id,
+        )
+        return frozenset(text(id) for (id,) in rows)
+
+    async def live(self) -> list[Any]:
+        columns = "id, status, attempt, lost, version, deadline_at, fire_at, shard"
+        return await self.query(f"SELECT {columns} FROM duetime.timers")
+
+    async def due(self, before_ms: int) -> int:
+        due = f"status = 'pending' AND fire_at < {before_ms}"
+        [(count,)] = await self.query(f"SELECT count(*) FROM duetime.timers WHERE {due}")
+        return int(count)
+
+    async def stored(self) -> list[Stored]:
+        tables = ("timers", "history")
+        rows = [
+            row for table in tables for row in await self.query(f"SELECT id, status, last_error FROM duetime.{table}")
+        ]
+        return [Stored(text(id), text(status), error and text(error)) for id, status, error in rows]
+
+    async def stale(self) -> list[Any]:
+        return await self.query(watch.STALE)
+
+
+def text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode()
+
+
+class PostgresDatabase(SqlDatabase):
     answers = postgres_answers.ANSWERS
 
     def __init__(self, server: Callable[[], Postgres]) -> None:
@@ -92,7 +166,7 @@ class PostgresDatabase:
         self.server.close()
 
 
-class MysqlDatabase:
+class MysqlDatabase(SqlDatabase):
     answers = mysql_answers.ANSWERS
 
     def __init__(self, server: Callable[[], MysqlServer]) -> None:

@@ -132,9 +132,7 @@ async def _pause(world: World) -> None:
         fired = [callback for callback in world.receiver.callbacks() if quiet_ns < callback.received_ns < until_ns]
         if fired:
             world.wrong.append(f"{len(fired)} callbacks of a paused namespace, the first: {fired[0]}")
-        [(due,)] = await world.cluster.query(
-            f"SELECT count(*) FROM duetime.timers WHERE status = 'pending' AND fire_at < {time.time_ns() // 1_000_000}"
-        )
+        due = await world.cluster.database.due(time.time_ns() // 1_000_000)
         world.add("held back", due)
         await _set_paused(world, other, False)
         await world.cluster.restart(member)

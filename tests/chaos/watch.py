@@ -83,5 +83,4 @@ MYSQL = (
     _noted("note_stale_end", "DELETE", "OLD.status = 'executing'", "record"),
 )
 
-STALE = "SELECT at, what, role, owner, shard, id FROM chaos.stale ORDER BY at LIMIT 20"
-STALE_COUNT = "SELECT count(*) FROM chaos.stale"
+STALE = "SELECT at, what, role, owner, shard, id FROM chaos.stale ORDER BY at"

@@ -6,13 +6,14 @@ import asyncio
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos import watch
+from duetime.model import Status
 from tests.chaos.checker import Verdict, judge
-from tests.chaos.cluster import Cluster, text
+from tests.chaos.cluster import Cluster
 from tests.chaos.lateness import Lateness
 from tests.chaos.ledger import Fault, Ledger, Said
 from tests.chaos.load import Load
@@ -98,35 +99,29 @@ class World:
     async def settle(self) -> None:
         """Wait until every timer is final and everything owed has arrived, or until a timeout."""
         deadline = time.monotonic() + self.options.patience_seconds
-        live = await self.cluster.live()
+        live = await self.cluster.database.live()
         while live and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
-            live = await self.cluster.live()
+            live = await self.cluster.database.live()
         if live:
-            rows = await self.cluster.query(
-                "SELECT id, status, attempt, lost, version, deadline_at, fire_at, shard FROM duetime.timers LIMIT 3"
-            )
-            self.wrong.append(f"{live} timers are not final after {self.options.patience_seconds:g} s: {rows}")
+            seconds = self.options.patience_seconds
+            self.wrong.append(f"{len(live)} timers are not final after {seconds:g} s: {live[:3]}")
         await asyncio.sleep(QUIET_SECONDS)  # for unexpected callbacks
         self.ledger.callbacks = list(self.receiver.callbacks())
 
     async def inspect(self) -> None:
         """Check the database itself at the end."""
-        [(stale,)] = await self.cluster.query(watch.STALE_COUNT)
-        self.note("stale writes", stale)
+        stale = await self.cluster.database.stale()
+        self.note("stale writes", len(stale))
         if stale:
-            self.wrong.append(f"{stale} writes of stale owners: {await self.cluster.query(watch.STALE)}")
-        rows = await self.cluster.query(
-            "SELECT id, count(*) FROM "
-            "(SELECT id FROM duetime.timers UNION ALL SELECT id FROM duetime.history) AS both_tables GROUP BY id"
-        )
-        failed = await self.cluster.query("SELECT id, last_error FROM duetime.history WHERE status = 'failed'")
-        for id, error in failed:
-            if "never recorded" in text(error or ""):
-                self.ledger.given_up.add(text(id))
-            else:
-                self.wrong.append(f"the timer {id} was failed: {error}")
-        there = {text(id): count for id, count in rows}
+            self.wrong.append(f"{len(stale)} writes of stale owners: {stale[:20]}")
+        there: Counter[str] = Counter()
+        for timer in await self.cluster.database.stored():
+            there[timer.id] += 1
+            if timer.status == Status.FAILED and "never recorded" in (timer.last_error or ""):
+                self.ledger.given_up.add(timer.id)
+            elif timer.status == Status.FAILED:
+                self.wrong.append(f"the timer {timer.id} was failed: {timer.last_error}")
         for id, count in there.items():
             if count > 1:
                 self.wrong.append(f"{count} timers with the id {id}")
