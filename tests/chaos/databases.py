@@ -207,14 +207,29 @@ class MysqlDatabase(SqlDatabase):
         self.server.close()
 
 
+def _cassandra() -> Database:
+    from tests.cassandra import Cassandra  # needs the driver, which only its own tests need
+    from tests.chaos.cassandra_nodes import NODES, CassandraDatabase
+
+    return CassandraDatabase(lambda: Cassandra(NODES, sync="periodic", own_network=True))
+
+
+def _check_cassandra() -> None:
+    from tests.cassandra import Cassandra
+
+    Cassandra.check()
+
+
 DATABASES: dict[str, Callable[[], Database]] = {
     "postgres": lambda: PostgresDatabase(lambda: Postgres(18)),
     "mariadb": lambda: MysqlDatabase(Mariadb),
     "mysql": lambda: MysqlDatabase(Mysql),
+    "cassandra": _cassandra,
 }
 CHECKS: dict[str, Callable[[], object]] = {
     "postgres": lambda: home(18),
     "mariadb": Mariadb.check,
     "mysql": Mysql.check,
+    "cassandra": _check_cassandra,
 }
 """Raise ``Missing`` if the server is not installed."""

@@ -164,9 +164,15 @@ class Scenario:
     movable_clocks: bool = False
     loaded: bool = True
     """Whether the usual load runs as well."""
+    nodes: bool = False
+    """Whether the fault hits single nodes of a database."""
     cluster: Callable[..., Cluster] = Cluster
     settled: Callable[[World], None] = lambda world: None
     """Changes the ledger before it is checked."""
+
+    def suits(self, server: str) -> bool:
+        """Whether this server can have the fault: Cassandra has several nodes, which no proxy can stand before."""
+        return not self.proxied if server == "cassandra" else not self.nodes
 
 
 def run(scenario: Scenario, options: Options) -> Result:

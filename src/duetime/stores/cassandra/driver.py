@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from cassandra import AuthenticationFailed, ConsistencyLevel, ReadFailure
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
+from cassandra.connection import ConnectionBusy
 from cassandra.policies import (
     ConstantReconnectionPolicy,
     DCAwareRoundRobinPolicy,
@@ -30,6 +31,7 @@ from cassandra.policies import (
     RoundRobinPolicy,
     TokenAwarePolicy,
 )
+from cassandra.pool import NoConnectionsAvailable
 from cassandra.query import BatchStatement, PreparedStatement, tuple_factory
 
 from duetime.databases import each_host
@@ -42,8 +44,9 @@ PROTOCOL = 5
 ANSWER_SECONDS_MAX = 6.0
 CONNECT_SECONDS_MAX = 5.0
 RUN_SECONDS_MAX = 30.0
-NOBODY_ASKED = "no node of Cassandra is up"
+NOBODY_ASKED = "no node of Cassandra is up, or all are busy"
 RECONNECT_SECONDS = 1.0
+BUSY_SECONDS = 0.02
 
 # Every failure is raised here, too; the driver's own messages repeat it once per try, with a traceback.
 logging.getLogger("cassandra").setLevel(logging.CRITICAL)
@@ -51,6 +54,8 @@ logging.getLogger("cassandra").setLevel(logging.CRITICAL)
 _is_keyspace = re.compile(r"[a-z][a-z0-9_]{0,47}").fullmatch
 
 
+_NOT_SENT = (ConnectionBusy, NoConnectionsAvailable)
+"""The driver did not send a request, because too many others wait to be sent."""
 _TOO_MANY_TOMBSTONES = 1
 """A reason in Cassandra's protocol for which a replica fails a read."""
 
@@ -64,7 +69,9 @@ class _Failure(Exception):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
-        self.nobody_asked = isinstance(error, NoHostAvailable) and not error.errors
+        each = list(error.errors.values()) if isinstance(error, NoHostAvailable) else [error]
+        self.nobody_asked = all(isinstance(one, _NOT_SENT) for one in each)
+        self.busy = self.nobody_asked and bool(each)
         reasons = (error.error_code_map or {}).values() if isinstance(error, ReadFailure) else ()
         self.tombstones = _TOO_MANY_TOMBSTONES in reasons
 
@@ -186,8 +193,9 @@ class Session:
             raise StoreUnavailable(f"Cassandra rejected a statement: {error}") from error
 
     def nodes(self) -> list[Any]:
-        """Each node of the cluster that is up, with ``datacenter``."""
-        assert self._cluster is not None
+        """Each node of the cluster that is up, with ``address`` and ``datacenter``."""
+        if self._cluster is None:
+            raise StoreUnavailable("the store is closed")
         return [host for host in self._cluster.metadata.all_hosts() if host.is_up is not False]
 
     def run_on(self, node: Any, statement: str) -> list[Any]:
@@ -240,6 +248,15 @@ class Session:
                 NOBODY_ASKED if error.nobody_asked else f"Cassandra did not answer: {error}"
             ) from error
 
+    async def read_on(self, node: Any, statement: str) -> list[Any]:
+        """Return the rows of a query that only this node answers."""
+        await self.prepare(statement)
+        bound = self._prepared[statement].bind(())
+        try:
+            return await self._run(bound, EXEC_PROFILE_DEFAULT, node)
+        except _Failure as error:
+            raise StoreUnavailable(f"Cassandra node {node.address} did not answer: {error}") from error
+
     async def write(self, statement: str, *arguments: Any) -> None:
         """Write unconditionally: harmless if it is done twice."""
         await self.prepare(statement)
@@ -260,7 +277,19 @@ class Session:
             raise _unknown(error) from error
         return bool(rows[0][0])
 
-    async def _run(self, statement: Any, profile: Any) -> list[Any]:
+    async def _run(self, statement: Any, profile: Any, node: Any = None) -> list[Any]:
+        """Return all rows. A request that the driver could not send yet waits."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + ANSWER_SECONDS_MAX
+        while True:
+            try:
+                return await self._sent(statement, profile, node)
+            except _Failure as error:
+                if not error.busy or loop.time() > until:
+                    raise
+                await asyncio.sleep(BUSY_SECONDS)
+
+    async def _sent(self, statement: Any, profile: Any, node: Any) -> list[Any]:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[list[Any]] = loop.create_future()
         rows: list[Any] = []
@@ -284,7 +313,7 @@ class Session:
 
         session = self._open
         try:
-            response = session.execute_async(statement, execution_profile=profile)
+            response = session.execute_async(statement, execution_profile=profile, host=node)
             response.add_callbacks(came, failed)
             return await done
         except Exception as error:

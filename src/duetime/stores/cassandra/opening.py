@@ -9,13 +9,12 @@ from collections.abc import Sequence
 
 from duetime.errors import SettingsError, StoreUnavailable
 from duetime.stores.cassandra.driver import Address, Session
+from duetime.stores.cassandra.node_clocks import NOW, SKEW_MS_MAX
 
 log = logging.getLogger(__name__)
 
 REPLICAS_MIN = 3
-SKEW_MS_MAX = 500
 _SYNC = "SELECT value FROM system_views.settings WHERE name = 'commitlog_sync'"
-_NOW = "SELECT to_unix_timestamp(now()) FROM system.local"
 
 
 def check(session: Session, address: Address) -> None:
@@ -55,9 +54,9 @@ def check(session: Session, address: Address) -> None:
     offsets = {}
     for node in nodes:
         try:
-            [(before,)] = session.run_on(nodes[0], _NOW)
-            [(now,)] = session.run_on(node, _NOW)
-            [(after,)] = session.run_on(nodes[0], _NOW)
+            [(before,)] = session.run_on(nodes[0], NOW)
+            [(now,)] = session.run_on(node, NOW)
+            [(after,)] = session.run_on(nodes[0], NOW)
         except StoreUnavailable as error:
             log.warning("can't check a node's clock: %s", error)
             continue

@@ -42,6 +42,7 @@ from duetime.stores.cassandra.backlog import Backlog
 from duetime.stores.cassandra.cluster import Cluster
 from duetime.stores.cassandra.driver import Call, Session, address_of
 from duetime.stores.cassandra.namespaces import Namespaces
+from duetime.stores.cassandra.node_clocks import NodeClocks
 from duetime.stores.cassandra.opening import check
 from duetime.stores.cassandra.partition import ABOVE_ALL, Partition, new_id
 from duetime.stores.cassandra.rows import DELETE, Row, keys_of, leave, slot_of, write
@@ -99,6 +100,7 @@ class CassandraStore(SharedStore):
         self._virtual = virtual_clock is not None
         self._takeover_now = takeover_now
         self._partitions = [Partition(self._session, shard) for shard in range(shards)]
+        self._clocks = NodeClocks(self._session, self._address.datacenter, self._clock)
         self._cluster = Cluster(self._session, self._partitions, self._hints, self._now)
         self._tallies = Tallies(self._session, self._ttl_of)
         self._puts: dict[int, GroupCommit[Timer, Timer | Taken | None]] = {}
@@ -140,18 +142,13 @@ class CassandraStore(SharedStore):
     async def _version_and_time(self) -> tuple[str, int]:
         await asyncio.to_thread(self._session.connect)
         [(version,)] = await self._session.read("SELECT release_version FROM system.local")
-        return f"Cassandra {version}", await self._server_time()
+        return f"Cassandra {version}", await self._clocks.now()
 
     async def _disconnect(self) -> None:
         await asyncio.to_thread(self._session.close)
 
     async def _now(self) -> Instant:
-        """The store's time: that of the node that is asked."""
-        return self._clock.now() if self._virtual else await self._server_time()
-
-    async def _server_time(self) -> Instant:
-        [(now,)] = await self._session.read("SELECT to_unix_timestamp(now()) FROM system.local")
-        return Instant(now)
+        return self._clock.now() if self._virtual else await self._clocks.now()
 
     async def _open_namespaces(self) -> dict[str, Namespace]:
         """The readable namespaces by name."""
