@@ -45,14 +45,13 @@ class BareDoor:
             raise InvalidInput("body", "lacks a field")
         at = format_time(parse_time(fields.execute_at, "execute_at"))
         url = wire.check_url(fields.callback_url, "callback_url")
-        method = wire.check_method(fields.callback_method or "POST", "callback_method")
         headers = wire.check_headers(fields.callback_headers or {}, "callback_headers")
         timer = {
             "id": str(uuid.uuid4()),
             "created_at": at,
             "execute_at": at,
             "callback_url": url,
-            "callback_method": method,
+            "callback_method": fields.callback_method or "POST",
             "callback_headers": headers,
             "status": "pending",
             "executed_at": None,

@@ -53,7 +53,7 @@ def judge(results: Results) -> list[Bar]:
 
 
 def table(bars: list[Bar]) -> Table:
-    verdicts = {True: "held", False: "**not held**", None: "not judged"}
+    verdicts = {True: "met", False: "**not met**", None: "not judged"}
     lines = [
         [
             f"{bar.number} {bar.what}".strip(),
@@ -65,7 +65,7 @@ def table(bars: list[Bar]) -> Table:
         ]
         for bar in bars
     ]
-    return Table(["", "bar", "goal", "measured", "ratio", ""], lines, texts=(0, 1, 2, 3, 5))
+    return Table(["", "required", "goal", "measured", "ratio", ""], lines, texts=(0, 1, 2, 3, 5))
 
 
 def _of_goal(bar: Bar) -> str:

@@ -53,7 +53,7 @@ _HEAD = """\
 # Benchmarks
 
 How fast Duetime is beside the schedulers and queues that you could use instead. After them come measurements of \
-Duetime alone, with the ceilings that its parts set, and [the bars](#the-bars) that it is held to.
+Duetime alone, with the ceilings that its parts set, and [the ratios that are required](#required-ratios-and-goals).
 
 Made by `{command}` on {date}: {minutes:.0f} minutes on {machine}. {versions}. {care} The service, its database, the \
 load generator and the receiver share this machine, so read the ratios, not the rates.
@@ -61,15 +61,15 @@ load generator and the receiver share this machine, so read the ratios, not the 
 _PEERS = """\
 All do the same job: a durable "POST this JSON to that URL at T", set up as the documentation of each recommends. \
 {count:,} timers fall due at one instant, fewer for the slowest peers, as the table says; only peers with {count:,} \
-count for the bars. The slowest have one round. End to end means that timers are created, delivered and recorded at \
-the same time. The CPU is that of all processes of a peer and its store.
+count for the required ratios. The slowest have one round. End to end means that timers are created, delivered and \
+recorded at the same time. The CPU is that of all processes of a peer and its store.
 """
 _METHOD = """\
 ## Method
 
-What is compared takes turns in one run, and each figure is the median of its rounds.{quick} Every create is durable \
-before its response (SQLite `synchronous=FULL`, PostgreSQL `fsync` on and otherwise with its defaults), every callback \
-is a real HTTP request, and all guards and fences are on.
+The compared systems take turns in one run, and each figure is the median of its rounds.{quick} Every create is \
+durable before its response (SQLite `synchronous=FULL`, PostgreSQL `fsync` on and otherwise with its defaults), every \
+callback is a real HTTP request, and all guards and fences are on.
 
 ```
 make bench            # about seven minutes
@@ -78,16 +78,16 @@ make bench-full       # about forty minutes: more rounds, ten million pending ti
 ```
 
 `docs/benchmarks.json` has the raw figures, from which `python -m bench.report` generates this page. One measurement \
-alone: `python -m bench --only herd`. [Overhead of the MySQL store](benchmarks-stores.md) compares the stores with the \
-least that their steps cost (`make bench-stores`).
+alone: `python -m bench --only herd`. [Overhead of the MySQL store](benchmarks-stores.md) compares its steps \
+with plain statements for the same rows (`make bench-stores`).
 """
 _BARS = """\
-## The bars
+## Required ratios and goals
 
-The bars are what Duetime is held to, the goals what it aims at; [decision 22](decisions/0022-bars-and-goals.md) \
-explains them. A second worker can add half only if {second:g} times the CPU in use with one fits the machine, \
-so bar 7 is judged only if at most {busy} was. The setup with two workers has leases of {lease} instead of 10 s, so \
-that they share the shards soon after the start.
+Every run must reach the required ratio (the bar). Goals are farther targets, reported separately \
+([decision 22](decisions/0022-bars-and-goals.md)). A second worker can add half only if {second:g} times the CPU in \
+use with one fits the machine, so row 7 is judged only if at most {busy} was in use. The setup with two workers has \
+leases of {lease} instead of 10 s, so that they share the shards soon after the start.
 """
 _QUICK = " This was the quick form: {rounds}, and the slow peers with fewer timers."
 _ROUNDS = "one round"
@@ -104,8 +104,8 @@ _TEXTS = {
     "pending": "The same service with more and more timers that are due on another day. CPU is that of the service "
     "and its database. The service keeps nothing in memory per timer; on SQLite, the memory at the end includes the "
     "page cache, which is 16 MiB at most and fills as there is more to read. The services of all sizes run at the "
-    "same time and take turns of about a second; the table has the medians of the turns, and the bar compares the "
-    "median of their ratios.",
+    "same time and take turns of about a second; the table has the medians of the turns, and the median of their "
+    "ratios is judged.",
     "client": "With the address guard and all limits, from 256 tasks, to the same receiver. The timers of other "
     "measurements are in a namespace without a secret, so their callbacks are not signed.",
     "commands": "NATS JetStream: how fast commands become durable timers, and how much HTTP timers suffer while the "
@@ -183,7 +183,7 @@ def versions_of(results: Results) -> str:
 
 
 def care(results: Results) -> str:
-    told = f"Others used {percent(results.others_share)} of its CPU meanwhile"
+    told = f"Other programs used {percent(results.others_share)} of its CPU meanwhile"
     return told + ("; read the figures with care." if results.others_share > machine.OTHERS_SHARE_MAX else ".")
 
 

@@ -1,8 +1,8 @@
-"""The command line: ``duetime serve``, and the commands that talk to a server. Errors are one line on stderr and a
+"""The command line: ``duetime serve``, and the commands that talk to a service. Errors are one line on stderr and a
 non-zero exit code.
 
 Imports wait until the command is known: ``serve`` does not load the client, and the other commands do not load the
-server.
+service.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from duetime.version import __version__
 
 _EXAMPLES = """\
 examples:
-  duetime serve                                        run the server, on http://localhost:3000
+  duetime serve                                        run the service, on http://localhost:3000
   duetime create --in 10m --url http://localhost:8080/hook --payload '{"order": 7}'
   duetime list --status pending
   duetime watch
 
 `duetime COMMAND --help` explains a command. The options above come before the command or after it. After `create` and
-`update`, --url is the URL of the callback, so use --server for the server there."""
+`update`, --url is the URL of the callback, so use --server for the service there."""
 
 
 def _settings_help() -> str:
@@ -43,8 +43,8 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command", title="commands")
     serving = commands.add_parser(
         "serve",
-        help="run the server in the foreground",
-        description="Run the server in the foreground until Ctrl-C or SIGTERM. It finishes running attempts first.",
+        help="run the service in the foreground",
+        description="Run the service in the foreground until Ctrl-C or SIGTERM. It finishes running attempts first.",
         late_epilog=_settings_help,
     )
     serving.add_argument(

@@ -379,6 +379,6 @@ async def _announce(node: Node) -> None:
         log.warning('--virtual-clock: POST /clock {"advance": "3d"} moves the time forward; for development only')
         if settings.on_server or settings.database_path:
             log.warning(
-                "the timers in %s fire by the virtual clock, too; DATABASE_URL=memory: leaves them alone",
+                "the virtual clock also fires the timers in %s; use DATABASE_URL=memory: for tests",
                 settings.database_shown,
             )

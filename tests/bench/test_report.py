@@ -59,7 +59,7 @@ def test_goal_is_reached_beyond_its_bar() -> None:
     assert judged["5,000 at one instant, SQLite: lateness p50"] == (True, True)
     assert judged["5,000 at one instant, PostgreSQL: lateness p50"] == (True, False)
     assert judged["5,000 at one instant, SQLite: lateness p99"] == (False, False)
-    assert report.document(results, []).count("| held, goal reached ") == 2
+    assert report.document(results, []).count("| met, goal reached ") == 2
 
 
 def test_ratios_are_computed_per_round() -> None:
@@ -176,7 +176,7 @@ def test_page_explains_how_two_workers_are_set_up_and_judged() -> None:
 
 def test_page_begins_with_the_peers() -> None:
     headings = [line for line in report.document(with_creates(1, 1, 1), []).splitlines() if line.startswith("## ")]
-    assert headings[0] == "## Peers" and headings[-1] == "## The bars"
+    assert headings[0] == "## Peers" and headings[-1] == "## Required ratios and goals"
 
 
 def test_page_is_generated_from_the_file_of_figures_alone(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_page_is_generated_from_the_file_of_figures_alone(tmp_path: Path) -> Non
     again = load(tmp_path / "figures.json")
     page = report.document(again, drawings(again))
     assert page == report.document(results, drawings(results))
-    assert "5,000/s against 1,000/s of peer" in page and "**not held**" not in page
+    assert "5,000/s against 1,000/s of peer" in page and "**not met**" not in page
     assert "images/bench-throughput.svg" in page and "Steady" not in page
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import KEY, Duetime, Receiver
+from tests.servers import KEY, PATIENCE_SECONDS, Duetime, Receiver
 
 COMMAND = [sys.executable, "-W", "error", "-m", "duetime"]
 
@@ -47,7 +47,7 @@ class Shell:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=PATIENCE_SECONDS * 2,  # longer than a command itself may wait for the server
             check=False,
         )
 

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from duetime.cli import main
+from duetime.cli import _parser, main
 from duetime.client import Client
 from duetime.commands import output
+from duetime.commands.completion import _nodes
 from tests.cli.conftest import COMMAND, Shell
+from tests.nats import Nats
 from tests.servers import KEY, Duetime, Receiver, Reply, until, unused_port
 
 URL = "http://127.0.0.1:9/never"
@@ -35,7 +37,7 @@ def test_timer_from_create_to_delete(shell: Shell) -> None:
     assert re.search("due in (1h|59m)", shell.good("update", id, "--in", "1h", "--payload", "null"))
     timer = shell.json("get", f"default/{id}")
     assert timer["payload"] is None and timer["status"] == "pending"
-    assert re.match(rf"default/{id}  canceled  (now|1s ago) ", shell.good("cancel", id))
+    assert re.match(rf"default/{id}  canceled  (now|\d+s ago) ", shell.good("cancel", id))
     assert shell.json("get", id)["status"] == "canceled"
     assert shell.good("delete", id, "--yes") == f"default/{id}  deleted\n"
     for command in (["get"], ["cancel"], ["delete", "--yes"], ["update", "--in", "1s"], ["attempts"], ["replay"]):
@@ -46,7 +48,7 @@ def test_create_of_an_existing_timer_says_so(shell: Shell) -> None:
     id = fresh()
     create = ("create", "--in", "1h", "--url", URL, "--id", id)
     assert shell.run(*create).stderr == shell.run(*create).stderr == ""
-    assert "already exists with different parameters" in shell.bad(1, "create", "--in", "2h", *create[3:])
+    assert "with different parameters: choose another --id" in shell.bad(1, "create", "--in", "2h", *create[3:])
     shell.good("cancel", id)
     ran = shell.run(*create)
     assert ran.returncode == 0 and ran.stdout.startswith(f"default/{id}  canceled  ")
@@ -99,10 +101,15 @@ def test_create_sends_every_option(shell: Shell) -> None:
     arguments = ["create", "--at", at, "--url", URL, "--id", id, "--namespace", namespace, "--method", "PATCH"]
     arguments += ["--header", "X-A: b:c", "--header", "X-D:e", "--metadata", "[1]", "--correlation-id", "c 1"]
     arguments += ["--retries", "0", "--timeout", "5s", "--protocol", "status", "--payload", "12345678901234567890.10"]
+    arguments += ["--retry-initial-interval", "1 minute", "--retry-max-interval", "2h", "--retry-backoff", "1.5"]
+    arguments += ["--give-up-on", "400, 404"]
     timer = shell.json(*arguments)
     assert timer["executeAt"] == at and timer["callbackMethod"] == "PATCH"
     assert timer["callbackHeaders"] == {"X-A": "b:c", "X-D": "e"}
-    assert (timer["metadata"], timer["correlationId"], timer["retryPolicy"]["maxRetries"]) == ([1], "c 1", 0)
+    assert (timer["metadata"], timer["correlationId"]) == ([1], "c 1")
+    policy = timer["retryPolicy"]
+    assert (policy["maxRetries"], policy["backoffMultiplier"], policy["giveUpOn"]) == (0, 1.5, [400, 404])
+    assert (policy["initialInterval"], policy["maxInterval"]) == ("1m", "2h")
     assert (timer["callbackTimeout"], timer["responseProtocol"]) == ("5s", "status")
     assert shell.json(*arguments)["id"] == id  # an identical create returns the same timer
     changed = [*arguments, "--payload", "2"]
@@ -110,6 +117,26 @@ def test_create_sends_every_option(shell: Shell) -> None:
     assert shell.json(*changed, "--replace")["payload"] == 2
     shown = shell.good("get", f"{namespace}/{id}")
     assert "X-A: b:c" in shown and "any 2xx" in shown and re.search(r"retries +none", shown)
+
+
+def test_update_changes_the_given_parts_of_the_retry_policy(shell: Shell) -> None:
+    id = fresh()
+    shell.good("create", "--in", "1h", "--url", URL, "--id", id, "--retries", "7", "--give-up-on", "400")
+    policy = shell.json("update", id, "--retry-initial-interval", "5s")["retryPolicy"]
+    assert (policy["maxRetries"], policy["initialInterval"], policy["giveUpOn"]) == (7, "5s", [400])
+    policy = shell.json("update", id, "--retry-backoff", "1", "--give-up-on", "none")["retryPolicy"]
+    assert (policy["initialInterval"], policy["backoffMultiplier"], policy["giveUpOn"]) == ("5s", 1, [])
+    assert "gives up on" not in shell.good("get", id)
+
+
+def test_timer_can_be_sent_to_a_subject(tmp_path: Path) -> None:
+    with Nats() as broker, Duetime(tmp_path, TIMER_BROKER_URL=broker.url) as service:
+        shell = Shell(tmp_path, f"http://127.0.0.1:{service.port}")
+        timer = shell.json("create", "--in", "1h", "--subject", "orders.due", "--header", "X-A: b")
+        assert (timer["callbackSubject"], timer["callbackUrl"]) == ("orders.due", None)
+        assert shell.json("update", timer["id"], "--subject", "orders.late")["callbackSubject"] == "orders.late"
+        assert re.search("^target +orders.late$", shell.good("get", timer["id"]), re.MULTILINE)
+        assert shell.json("update", timer["id"], "--url", URL)["callbackUrl"] == URL
 
 
 def test_payload_can_come_from_a_file_or_stdin(shell: Shell) -> None:
@@ -174,7 +201,7 @@ def test_attempts_are_shown_and_failed_timers_replayed(shell: Shell, receiver: R
     until("both timers have failed", lambda: len(shell.json_lines(*failed)) == 2)
     assert shell.run("watch", f"{namespace}/a").returncode == 1
     table = shell.good("attempts", f"{namespace}/a")
-    assert re.search(r"^1 .* answered +500 +HTTP 500 +no", table, re.MULTILINE), table
+    assert re.search(r"^1 .* responded +500 +HTTP 500 +no", table, re.MULTILINE), table
     [attempt] = shell.json("attempts", f"{namespace}/a")["attempts"]
     assert attempt["status"] == 500 and attempt["answer"] == "no\x1b[2J\nway"
     assert "pending  due" in shell.good("replay", f"{namespace}/a")
@@ -187,7 +214,7 @@ def test_attempts_are_shown_and_failed_timers_replayed(shell: Shell, receiver: R
     id = fresh()
     shell.good("create", "--in", "1h", "--url", URL, "--id", id)
     assert "no attempts yet" in shell.run("attempts", id).stderr
-    assert "cannot replay" in shell.bad(1, "replay", id)
+    assert "only finished timers can be replayed" in shell.bad(1, "replay", id)
 
 
 def test_namespaces_can_be_created_shown_paused_and_given_secrets(shell: Shell) -> None:
@@ -230,7 +257,12 @@ def test_namespace_settings_can_be_updated(shell: Shell) -> None:
         ([], "required: command (usage: duetime --help)"),
         (["fly"], "unknown command 'fly' (usage"),
         (["create", "--url", URL], "--in --at is required"),
-        (["create", "--in", "1s"], "required: --url (usage: duetime create --help)"),
+        (["create", "--in", "1s"], "one of the arguments --url --subject is required (usage: duetime create --help)"),
+        (["create", "--in", "1s", "--url", URL, "--subject", "a"], "--subject: not allowed with argument --url"),
+        (["create", "--in", "1s", "--url", URL, "--give-up-on", "4xx"], "--give-up-on: must be HTTP statuses like"),
+        (["create", "--in", "1s", "--url", URL, "--retry-backoff", "0.5"], "--retry-backoff: must be a number, at"),
+        (["create", "--in", "1s", "--url", URL, "--retry-backoff", "nan"], "--retry-backoff: must be a number, at"),
+        (["update", "x", "--retry-max-interval", "soon"], "--retry-max-interval: 'soon' is not a duration"),
         (["create", "--in", "1s", "--at", "friday 9:00", "--url", URL], "not allowed with argument --in"),
         (["create", "--in", "1s", "--url", URL, "--header", "x"], "--header: must be 'NAME: VALUE'"),
         (
@@ -263,7 +295,7 @@ def test_namespace_settings_can_be_updated(shell: Shell) -> None:
         (["cancel"], "give timer ids or filters: --namespace"),
         (["cancel", "x", "--correlation-id", "c"], "give timer ids or filters, not both"),
         (["delete"], "required: timer"),
-        (["delete", "x"], "stdin is not a terminal: add --yes"),
+        (["delete", "x"], "delete asks for confirmation, but stdin is not a terminal: add --yes"),
         (["replay"], "give timer ids, or --status with other filters"),
         (["replay", "x", "--status", "failed"], "not both"),
         (["namespaces", "secret"], "required: command"),
@@ -287,7 +319,7 @@ def test_usage_error_is_one_line_with_exit_code_2(
     assert printed.err.startswith("duetime: ") and says in printed.err and printed.err.count("\n") == 1
 
 
-def test_errors_of_the_server_name_the_flag(shell: Shell) -> None:
+def test_errors_of_the_service_name_what_was_typed(shell: Shell) -> None:
     refused = {
         "--at: must be in the future": ["--at", "2001-01-01T00:00:00Z", "--url", URL],
         "--in: must be at most 100 years": ["--in", "36526d", "--url", URL],
@@ -299,15 +331,26 @@ def test_errors_of_the_server_name_the_flag(shell: Shell) -> None:
         "--id: ": ["--in", "1s", "--url", URL, "--id", "x" * 256],
         "--namespace: ": ["--in", "1s", "--url", URL, "--namespace", "a b"],
         "--correlation-id: ": ["--in", "1s", "--url", URL, "--correlation-id", ""],
+        "--subject: ": ["--in", "1s", "--subject", "a b"],
+        "--method: can't be combined with --subject": ["--in", "1s", "--subject", "a", "--method", "PUT"],
+        "--retry-initial-interval: ": ["--in", "1s", "--url", URL, "--retry-initial-interval", "1ms"],
+        "--retry-max-interval: ": ["--in", "1s", "--url", URL, "--retry-max-interval", "1ms"],
+        "--retry-backoff: ": ["--in", "1s", "--url", URL, "--retry-backoff", "1001"],
+        "--give-up-on: ": ["--in", "1s", "--url", URL, "--give-up-on", "200"],
     }
     for says, options in refused.items():
         assert shell.bad(1, "create", *options).startswith(says), says
+    for inner in (["create"], ["update", "--weight", "2"], ["show"], ["pause"], ["resume"], ["secret", "add"]):
+        assert shell.bad(1, "namespaces", *inner, "a b").startswith("name: must "), inner
+    for command in (["get"], ["update", "--in", "1s"], ["cancel"], ["delete", "--yes"], ["replay"], ["watch"]):
+        assert shell.bad(1, *command, "a b/x").startswith("timer: namespace must "), command
+        assert shell.bad(1, *command, "x" * 256).startswith("timer: id must "), command
     for command in (["list"], ["count"], ["cancel"], ["replay", "--status", "failed"]):
         line = shell.bad(1, *command, "--namespace", "nope")
         assert line.startswith("namespace 'nope' does not exist: create it with `duetime namespaces create`")
     assert "the server rejected the API key" in shell.bad(1, "list", API_KEY="x" * 40)
     assert "the server rejected the API key" in shell.bad(1, "list", API_KEY="")
-    assert "not the address of a server" in shell.bad(1, "--server", "nowhere", "list")
+    assert "not the address of a service" in shell.bad(1, "--server", "nowhere", "list")
 
 
 def test_other_server_is_not_mistaken_for_a_missing_timer(shell: Shell) -> None:
@@ -316,18 +359,18 @@ def test_other_server_is_not_mistaken_for_a_missing_timer(shell: Shell) -> None:
         other.reply("/api/v1/timers", Reply(501, b"<html>"))
         for status, command in ((404, ["get", "a"]), (501, ["create", "--in", "1h", "--url", URL])):
             assert shell.bad(1, "--server", other.base, *command) == (
-                f"{other.base} responds, but not like Duetime (status {status}): check the address of the server "
+                f"{other.base} responds, but not like Duetime (status {status}): check the address of the service "
                 "(--server, TIMER_URL or the profile)"
             )
 
 
-def test_refused_connection_suggests_to_start_the_server(shell: Shell) -> None:
+def test_refused_connection_suggests_to_start_the_service(shell: Shell) -> None:
     with unused_port() as port:
         for command in (["list"], ["watch"], ["watch", "x"]):
             line = shell.bad(1, "--url", f"http://127.0.0.1:{port}", *command)
             assert "connection refused" in line and "`duetime serve`" in line
     line = shell.bad(1, "--server", "http://no-such-name.invalid", "list")
-    assert "check the address of the server" in line and "duetime serve" not in line
+    assert "check the address of the service" in line and "duetime serve" not in line
     line = shell.bad(1, "--server", shell.env["TIMER_URL"].replace("http:", "https:"), "list")
     assert line.endswith("is it a server without TLS, at http://?")
 
@@ -369,8 +412,18 @@ def test_help_has_usage_and_examples(
             assert "examples:\n  duetime " in text, command
             assert max(map(len, text.splitlines())) <= 120, command
     assert "DATABASE_URL" in helped(capsys, "serve")
+    assert "When the command returns, the timer is on disk." in helped(capsys, "create")
+    for command in ("list", "attempts", "watch"):
+        assert "--json or a wider terminal shows all" in " ".join(helped(capsys, command).split())
     assert shell.good("help", "list") == shell.good("list", "--help")
     assert shell.good("--version").startswith("duetime ")
+
+
+def test_help_calls_the_service_so(capsys: pytest.CaptureFixture[str]) -> None:
+    for node in _nodes(_parser(), ()):
+        text = helped(capsys, *node.path)
+        if node.path not in (("profiles",), ("serve",)):  # with the key ``server`` and the settings
+            assert not re.search(r"(?<!-)\bserver", text), node.path
 
 
 def test_commands_import_only_what_they_need(shell: Shell) -> None:
@@ -440,23 +493,30 @@ def test_control_characters_are_escaped() -> None:
     assert output.safe("a\x1b[2J\nü\udcff") == "a\\x1b[2J\\nü\\udcff"
 
 
-def test_text_is_shortened_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [("x" * 30, "pending", "y" * 50), ("x", "failed", "y" * 40)]
-    heads = ("TIMER", "STATUS", "ERROR")
+def test_rows_fit_a_terminal_but_keep_the_first_column_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("x" * 30, "pending", "y" * 50, "2030"), ("x", "failed", "y" * 40, "2031")]
+    heads = ("TIMER", "STATUS", "ERROR", "DUE")
     assert output.short("x" * 100, 10) == "x" * 100
-    assert output.table(heads, rows, free_text=(0, 2))[1] == f"{'x' * 30}  pending  {'y' * 50}"
+    assert output.table(heads, rows, free_text=(2,), drop=(3,))[1] == f"{'x' * 30}  pending  {'y' * 50}  2030"
     monkeypatch.setattr(output, "is_terminal", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     assert output.short("x" * 100, 10) == "x" * 9 + "…"
     for columns, line in (
-        (91, f"{'x' * 30}  pending  {'y' * 50}"),
-        (80, f"{'x' * 30}  pending  {'y' * 38}…"),
-        (60, f"{'x' * 23}…  pending  {'y' * 24}…"),
-        (20, f"{'x' * 11}…  pendi…"),
+        (97, f"{'x' * 30}  pending  {'y' * 50}  2030"),
+        (80, f"{'x' * 30}  pending  {'y' * 32}…  2030"),
+        (67, f"{'x' * 30}  pending  {'y' * 19}…  2030"),
+        (66, f"{'x' * 30}  pending  {'y' * 24}…"),
+        (51, f"{'x' * 30}  pending  {'y' * 9}…"),
+        (50, f"{'x' * 30}  pending  {'y' * 9}…"),
+        (20, f"{'x' * 30}  pending  {'y' * 9}…"),
     ):
         monkeypatch.setenv("COLUMNS", str(columns))
-        lines = output.table(heads, rows, free_text=(0, 2))
-        assert lines[1] == line and max(map(len, lines)) <= columns
+        lines = output.table(heads, rows, free_text=(2,), drop=(3,))
+        assert lines[1] == line, columns
+        if columns > 50:
+            assert max(map(len, lines)) <= columns
+        else:  # the row wraps, and the others are no longer than they must be
+            assert lines[2] == f"x  failed   {'y' * 9}…"
 
 
 def test_argument_that_is_not_utf8_is_an_error(shell: Shell) -> None:

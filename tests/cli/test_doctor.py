@@ -54,11 +54,16 @@ def test_named_server_is_checked_for_key_version_and_clock(tmp_path: Path) -> No
         assert run.returncode == 0, run.stdout
         for line in (
             f"ok    key       {url} accepts it",
-            f"ok    version   the server runs {__version__}\n",
-            "ok    clock     this machine and the server agree",
+            f"ok    version   the service runs {__version__}\n",
+            "ok    clock     this machine and the service agree",
             f"ok    service   {url} is up",
         ):
             assert line in run.stdout
+        # Nothing about a service in this directory, not even a wrong setting.
+        checks = [line.split()[1] for line in run.stdout.splitlines()]
+        assert checks == ["key", "version", "clock", "service", "overdue", "rows"]
+        run = doctor(tmp_path, "--server", url, "--key", KEY, "--json", DUETIME_LEASE_TTL="soon")
+        assert run.returncode == 0 and [each["check"] for each in json.loads(run.stdout)["findings"]] == checks
         wrong = doctor(tmp_path, TIMER_URL=url, API_KEY="wrong" * 8)
         assert wrong.returncode == 1 and f"FAIL  key       {url} rejects it: give --key" in wrong.stdout
     gone = doctor(tmp_path, "--server", url)
@@ -69,7 +74,7 @@ def test_clock_that_differs_from_the_named_server_fails(tmp_path: Path) -> None:
     with Duetime(tmp_path / "server", virtual_clock=True) as service:
         service.advance("1h")
         run = doctor(tmp_path, "--server", f"http://127.0.0.1:{service.port}", "--key", KEY)
-    assert run.returncode == 1 and re.search(r"FAIL  clock     this machine is \d+ ms behind the server", run.stdout)
+    assert run.returncode == 1 and re.search(r"FAIL  clock     this machine is \d+ ms behind the service", run.stdout)
 
 
 def overdue(service: Duetime, url: str, count: int, expected: dict[str, int]) -> None:

@@ -30,7 +30,7 @@ def test_stats_and_destinations_summarize_the_service(own: Shell, receiver: Rece
         assert re.search(r"^failures +none$", text, re.MULTILINE), text
     with Duetime(own.directory / "other") as service:
         own.env["TIMER_URL"] = f"http://127.0.0.1:{service.port}"
-        own.good("create", "--in", "30s", "--url", URL)
+        own.good("create", "--in", "30m", "--url", URL)
         url = receiver.reply("/stats", Reply(status=500, body=b"out of stock"))
         own.good("create", "--in", "0s", "--url", url, "--retries", "0")
         until("the timer has failed", lambda: own.good("count", "--status", "failed") == "1\n")
@@ -43,9 +43,9 @@ def test_stats_and_destinations_summarize_the_service(own: Shell, receiver: Rece
         for line in (
             r"pending +2",
             r"failed +1",
-            r"due soon +\d in the next minute, 1 in the next hour, 1 in the next 24 hours",
+            r"due soon +0 in the next minute, 1 in the next hour, 1 in the next 24 hours",
             r"overdue +1 in paused namespaces",
-            r"fires +[\d.]+ per second now, [\d.]+ on average over the last \d+ seconds",
+            r"attempts +[\d.]+ per second now, [\d.]+ on average over the last \d+ seconds",
             r"lateness +p50 [\d.]+ ms, p99 [\d.]+ ms \(measured .*\)",
             rf"failures +of the latest 1 failed timers: 1 at {re.escape(receiver.base)}",
             r"instances +1",
@@ -54,7 +54,7 @@ def test_stats_and_destinations_summarize_the_service(own: Shell, receiver: Rece
         overview = own.json("stats")
         assert overview["statuses"]["failed"] == 1 and overview["overdueReasons"] == {"paused": 1}
         ran = own.run("destinations")
-        assert re.search(rf"^{re.escape(receiver.base)} +1 +\d+s ago +.*500", ran.stdout, re.MULTILINE), ran
+        assert re.search(rf"^{re.escape(receiver.base)} +1 +\d.* ago +.*500", ran.stdout, re.MULTILINE), ran
         assert ran.stderr == "counted in the latest 1 failed timer\n"
         assert own.json("destinations")["destinations"][0]["timers"] == 1
 

@@ -144,14 +144,17 @@ def test_watch_fits_the_terminal(shell: Shell) -> None:
         client.create_namespace(namespace)
         for n in range(12):
             client.create(delay="1h", callback_url=URL, namespace=namespace, id=f"{n:0>200}")
-    with Terminal(shell, "watch", "--namespace", namespace, rows=12, columns=60) as terminal:
-        terminal.until(r"\x1b\[\d+F\x1b\[J[^\0]*no finished timers")
-        os.kill(terminal.process.pid, signal.SIGINT)
-        assert terminal.end() == 130
-    assert "Traceback" not in terminal.text
-    first = re.split(r"\x1b\[\d*F", terminal.text)[0]
-    lines = re.sub(r"\x1b\[\d*[mJ]", "", first).split("\r\n")
-    assert len(lines) <= 12 and max(map(len, lines)) <= 60
+    for rows, columns in ((24, 60), (12, 260)):
+        with Terminal(shell, "watch", "--namespace", namespace, rows=rows, columns=columns) as terminal:
+            terminal.until(r"\x1b\[\d+F\x1b\[J[^\0]*no finished timers")
+            os.kill(terminal.process.pid, signal.SIGINT)
+            assert terminal.end() == 130
+        assert "Traceback" not in terminal.text
+        first, up, _ = re.split(r"\x1b\[(\d+)F", terminal.text, maxsplit=2)[:3]
+        lines = re.sub(r"\x1b\[\d*[mJ]", "", first).split("\r\n")[:-1]
+        assert f"{namespace}/{0:0>200}  " in first  # whole, if need be wrapped
+        drawn = sum(max(1, -(-len(line) // columns)) for line in lines)
+        assert drawn == int(up) < rows, "the next drawing begins where the first began"
 
 
 @pytest.mark.parametrize("command", ["cancel", "replay"])
@@ -187,14 +190,50 @@ def test_delete_asks_first(shell: Shell, answer: str) -> None:
     assert shell.run("get", id).returncode == (1 if answer == "y" else 0)
 
 
+def printed(terminal: Terminal) -> list[str]:
+    """The lines of a command that succeeds, without colors."""
+    with terminal:
+        assert terminal.end() == 0
+    return re.sub(r"\x1b\[\d*m", "", terminal.text).splitlines()
+
+
+def test_ids_are_whole_on_narrow_terminals(shell: Shell) -> None:
+    group, namespace = str(uuid.uuid4()), "n" * 64
+    shell.good("namespaces", "create", namespace)
+    url = f"http://127.0.0.1:9/{'long/' * 30}"
+    create = ["create", "--in", "1h", "--url", url, "--correlation-id", group, "--json"]
+    short, long = (json.loads(shell.good(*create, *more))["id"] for more in ([], ["--namespace", namespace]))
+    assert len(short) == len(long) == 36
+    listed = ["list", "--correlation-id", group]
+    for columns, heads in (
+        (80, "TIMER STATUS WHEN LAST ERROR"),
+        (120, "TIMER STATUS WHEN ATTEMPTS TARGET LAST ERROR"),
+        (150, "TIMER STATUS WHEN DUE ATTEMPTS TARGET LAST ERROR"),
+    ):
+        lines = printed(Terminal(shell, *listed, "--namespace", "default", columns=columns))
+        assert " ".join(lines[0].split()) == heads and max(map(len, lines)) <= columns
+        assert re.match(rf"default/{short}  pending  in (1h|59m)", lines[1]), lines
+    lines = printed(Terminal(shell, *listed, columns=80))  # where the longer one wraps
+    assert re.fullmatch(rf"{namespace}/{long}  pending  in (1h|59m \d+s)", lines[1]), lines
+    assert re.fullmatch(rf"default/{short}  pending  in (1h|59m \d+s)", lines[2]), lines
+
+
+def test_responses_are_shown_on_narrow_terminals(shell: Shell, receiver: Receiver) -> None:
+    id = fresh()
+    reply = Reply(200, body=b"order 7 is unknown " * 5)
+    shell.good("create", "--in", "0s", "--url", receiver.reply(f"/{id}", reply), "--id", id, "--retries", "0")
+    assert shell.run("watch", id).returncode == 1
+    heads, line = printed(Terminal(shell, "attempts", id, columns=80))
+    assert heads.split()[:2] == ["ATTEMPT", "WHEN"] and heads.split()[-2:] == ["ERROR", "RESPONSE"]
+    assert "order 7 is unknow" in line and max(len(heads), len(line)) <= 80
+
+
 def test_rows_fit_the_terminal(shell: Shell) -> None:
     namespace = fresh()
     shell.good("namespaces", "create", namespace)
     url = f"http://127.0.0.1:9/{'long/' * 30}"
     shell.good("create", "--in", "1h", "--url", url, "--namespace", namespace, "--id", "a")
-    with Terminal(shell, "list", "--namespace", namespace, columns=130) as terminal:
-        assert terminal.end() == 0
-    lines = re.sub(r"\x1b\[\d*m", "", terminal.text).splitlines()
+    lines = printed(Terminal(shell, "list", "--namespace", namespace, columns=130))
     assert len(lines) == 2 and max(map(len, lines)) <= 130 and lines[1].endswith("…") and f"{namespace}/a" in lines[1]
     assert url in shell.good("list", "--namespace", namespace)
 
@@ -203,7 +242,7 @@ def test_examples_of_the_docs_work_when_pasted(shell: Shell, receiver: Receiver)
     """All examples in one shell, unchanged except for the ports."""
     page = (Path(__file__).parents[2] / "docs/cli.md").read_text()
     examples = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 5
+    assert len(examples) == 6
     script = "\n".join(examples).replace("http://localhost:8080", receiver.base).replace("/tmp/", f"{shell.directory}/")
     script = f'set -euo pipefail\nduetime() {{ {" ".join(COMMAND)} "$@"; }}\n{script}'
     ran = subprocess.run(

@@ -90,6 +90,11 @@ def test_examples_of_the_readme_work(url: str, receiver: Receiver, tmp_path: Pat
     assert ran(README, tmp_path, url, receiver, used).endswith("receive True\n")
 
 
+def test_readme_does_not_install_a_package_that_is_not_published() -> None:
+    """Somebody else could publish one of this name."""
+    assert "pip install ./sdks/python" in README and "pip install duetime" not in README + PAGE
+
+
 def test_example_of_the_module_works(service: Duetime, url: str) -> None:
     [example] = re.findall(r"(?ms)^    from datetime.*?(?=^``Client``)", module.__doc__ or "")
     example = textwrap.dedent(example)

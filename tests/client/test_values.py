@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetime import model, timetext
@@ -24,6 +24,7 @@ def test_names_equal_those_of_the_server() -> None:
     assert DEFAULT_NAMESPACE == model.DEFAULT_NAMESPACE
 
 
+@settings(deadline=None)
 @given(st.timedeltas(timedelta(0), timedelta(milliseconds=timetext.DURATION_MS_MAX)))
 def test_duration_is_formatted_as_on_the_server(duration: timedelta) -> None:
     text = duration_text(duration, "delay")
@@ -33,6 +34,7 @@ def test_duration_is_formatted_as_on_the_server(duration: timedelta) -> None:
     assert isinstance(read, Duration) and read == timedelta(milliseconds=ms) and str(read) == text
 
 
+@settings(deadline=None)
 @given(
     st.datetimes(datetime(1970, 1, 2), datetime(9999, 12, 30)),
     st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes))),

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 from tests.docs import pasting
 from tests.servers import until
 
-INSTALL, RECEIVER, *WAYS, CLOCK = pasting.blocks("README.md")
+INSTALL, RECEIVER, *WAYS = pasting.blocks("README.md")
 PORT = "8080"
 
 
@@ -52,7 +53,13 @@ def receiver(directory: Path) -> Iterator[Pasted]:
             stderr=file,
             start_new_session=True,
         )
+
+        def listening() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
         try:
+            until("the receiver listens", listening)
             yield Pasted(port, output)
         finally:
             os.killpg(process.pid, signal.SIGKILL)

@@ -18,7 +18,6 @@ from bench import bars, report
 from bench.results import load
 from duetime.client import Client
 from tests.docs import pasting, readme
-from tests.docs.test_docs import http_v1_api
 from tests.servers import Duetime, until
 
 TEXT = (pasting.ROOT / "README.md").read_text()
@@ -66,26 +65,18 @@ def test_curl_command_line_and_client_fire_timers_at_the_same_receiver(tmp_path:
             ran = pasting.paste(text, tmp_path, TIMER_URL=url)
             assert ran.returncode == 0 and "pending" in ran.stdout, ran.stdout + ran.stderr
         bodies = receiver.called(len(readme.WAYS))
-        assert [body["payload"]["from"] for body in bodies] == ["curl", "the command line", "Python"]
+        # Timers that are due within a second of each other can be delivered in any order.
+        assert {body["payload"]["from"] for body in bodies} == {"curl", "the command line", "Python"}
         example = re.search(r"called back: (\{.*)", TEXT)
         assert example and list(json.loads(example[1])) == list(bodies[0])
         with Client(url, key=service.key) as client:
             until("all are completed", lambda: client.count(status="completed").timers == len(readme.WAYS))
 
 
-def test_example_moves_the_virtual_clock(tmp_path: Path) -> None:
-    assert "`DATABASE_URL=memory: duetime serve --virtual-clock`" in TEXT
-    with Duetime(tmp_path, bare=True, virtual_clock=True, DATABASE_URL="memory:") as service:
-        ran = pasting.paste(readme.CLOCK.replace("localhost:3000", f"localhost:{service.port}"), tmp_path)
-        assert not list(tmp_path.glob("*.db"))
-    assert ran.returncode == 0 and "now" in ran.stdout, ran.stdout + ran.stderr
-
-
-def test_requests_and_commands_exist(tmp_path: Path) -> None:
-    known = {(operation.method, operation.path) for operation in http_v1_api().operations()}
-    named = re.findall(r"`(GET|POST|PUT|DELETE) ([\w/{}]+)(?:\?\S+)?`", TEXT)
-    assert len(named) >= 6 and not set(named) - known
-    for command in set(re.findall(r"`(duetime [a-z]+)", TEXT)):
+def test_commands_exist(tmp_path: Path) -> None:
+    commands = set(re.findall(r"(?:^|`| )(duetime [a-z]+)", TEXT, re.MULTILINE))
+    assert {"duetime serve", "duetime create", "duetime doctor"} <= commands
+    for command in commands:
         assert pasting.paste(f"{command} --help", tmp_path).returncode == 0, command
 
 
@@ -95,9 +86,6 @@ def test_ratios_agree_with_the_benchmark() -> None:
         ("creates, one by one", "creates one by one, {}: the fastest peer"),
         ("creates, in batches of 500", "creates in batches, {}"),
         ("deliveries of 5,000 timers due at one instant", "5,000 at one instant, {}"),
-        ("their lateness, 99th percentile (less is better)", "5,000 at one instant, {}: lateness p99"),
-        ("create, deliver and record, one by one", "end to end, {}, one by one"),
-        ("create, deliver and record, in batches of 500", "end to end, {}, in batches of 500"),
     ):
         both = [judged[bar.format(store)] for store in ("SQLite", "PostgreSQL")]
         [peer] = {one.measured.rpartition(" of ")[2] for one in both}

@@ -1,14 +1,18 @@
-"""The guide to receivers: its standard-library receiver works with a real service, response bodies have the documented
-effects, and the other examples are valid programs."""
+"""The guide to receivers: its receivers for the standard library, Express and Go work with a real service and reject
+forged callbacks, response bodies have the documented effects, and the other examples are valid programs.
+
+Express itself is replaced by ``express.js`` beside this file, so that the test needs no package index.
+"""
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from http.client import HTTPConnection
 from pathlib import Path
@@ -27,8 +31,9 @@ from tests.skips import skip
 
 PAGE = "docs/receivers.md"
 TEXT = (pasting.ROOT / PAGE).read_text()
-SHARED, FASTAPI, FLASK, DJANGO, STANDARD = pasting.blocks(PAGE, "python")
-SECRET_COMMAND, TRY_COMMAND = pasting.blocks(PAGE)
+SHARED, *_, STANDARD = pasting.blocks(PAGE, "python")
+[EXPRESS], [GO] = pasting.blocks(PAGE, "js"), pasting.blocks(PAGE, "go")
+SECRET_COMMAND, TRY_COMMAND, CLOCK_COMMAND = pasting.blocks(PAGE)
 WORK = "reminder for order 17"
 
 
@@ -44,8 +49,34 @@ def client(service: Duetime) -> Iterator[Client]:
         yield client
 
 
+def standard(directory: Path, port: int) -> list[str]:
+    """Write the receiver to the directory; returns the command that runs it."""
+    (directory / "receiving.py").write_text(SHARED)
+    return [sys.executable, "-c", STANDARD.replace("8080", str(port))]
+
+
+def express(directory: Path, port: int) -> list[str]:
+    package = directory / "node_modules/express"
+    package.mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("express.js"), package / "index.js")
+    (directory / "receiver.js").write_text(EXPRESS.replace("8080", str(port)))
+    return [_program("node"), "receiver.js"]
+
+
+def go(directory: Path, port: int) -> list[str]:
+    (directory / "main.go").write_text(GO.replace("8080", str(port)))
+    build = [_program("go"), "build", "-o", "receiver", "main.go"]
+    built = subprocess.run(build, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
+    assert built.returncode == 0, built.stderr
+    return [str(directory / "receiver")]
+
+
+def _program(name: str) -> str:
+    return shutil.which(name) or skip(f"{name} is not installed")
+
+
 def check(service: Duetime, command: Sequence[str], port: int) -> None:
-    """Run a receiver, in the service's directory, and call it: for a timer, twice for one delivery, and unsigned."""
+    """Run a receiver, in the service's directory, and call it: for a timer, twice for one delivery, and forged."""
     url = f"http://localhost:{service.port}"
     secret = pasting.paste(f"{SECRET_COMMAND}\nprintf %s $DUETIME_SECRET", service.directory, TIMER_URL=url).stdout
     printed = service.directory / "printed"
@@ -67,8 +98,10 @@ def check(service: Duetime, command: Sequence[str], port: int) -> None:
         headers = _signed(secret, body, time.time())
         assert [_post(port, body, headers) for _ in range(2)] == [204, 204]
         until("the work was done once more", lambda: printed.read_text().count(WORK) == 2)
-        for bad in ({}, _signed(secret, b"{}", time.time()), _signed(secret, body, time.time() - 400)):
+        now, other = time.time(), "whsec_" + base64.b64encode(b"another secret of 24 bytes").decode()
+        for bad in ({}, _signed(secret, b"{}", now), _signed(secret, body, now - 400), _signed(other, body, now)):
             assert _post(port, body, bad) == 401
+        assert _post(port, None, _signed(secret, body, now)) == 401
         assert printed.read_text().count(WORK) == 2
     finally:
         process.kill()
@@ -82,7 +115,7 @@ def _responds(port: int) -> bool:
         return False
 
 
-def _post(port: int, body: bytes, headers: dict[str, str]) -> int:
+def _post(port: int, body: bytes | None, headers: dict[str, str]) -> int:
     connection = HTTPConnection("127.0.0.1", port, timeout=10)
     connection.request("POST", "/hook", body, {"Content-Type": "application/json", **headers})
     try:
@@ -96,10 +129,29 @@ def _signed(secret: str, body: bytes, at: float) -> dict[str, str]:
     return {"webhook-id": "one", "webhook-timestamp": str(int(at)), "webhook-signature": f"v1,other {signature}"}
 
 
-def test_receiver_with_the_standard_library_works(service: Duetime) -> None:
-    (service.directory / "receiving.py").write_text(SHARED)
+@pytest.mark.parametrize("prepare", [standard, express, go])
+def test_receiver_works_and_rejects_forged_callbacks(
+    prepare: Callable[[Path, int], list[str]], service: Duetime
+) -> None:
     with pasting.held_port() as port:
-        check(service, [sys.executable, "-c", STANDARD.replace("8080", str(port))], port)
+        check(service, prepare(service.directory, port), port)
+
+
+@pytest.mark.parametrize("prepare", [standard, express, go])
+def test_receiver_does_not_start_without_a_secret(prepare: Callable[[Path, int], list[str]], tmp_path: Path) -> None:
+    command = prepare(tmp_path, 0)
+    env = {name: value for name, value in os.environ.items() if name != "DUETIME_SECRET"}
+    for secret in ({}, {"DUETIME_SECRET": ""}):
+        ran = subprocess.run(command, cwd=tmp_path, env=env | secret, capture_output=True, text=True, timeout=60)
+        assert ran.returncode != 0 and "set DUETIME_SECRET to the secret" in ran.stderr, ran.stdout + ran.stderr
+
+
+def test_example_moves_the_virtual_clock(tmp_path: Path) -> None:
+    assert "`DATABASE_URL=memory: duetime serve --virtual-clock`" in TEXT
+    with Duetime(tmp_path, bare=True, virtual_clock=True, DATABASE_URL="memory:") as service:
+        ran = pasting.paste(CLOCK_COMMAND.replace("localhost:3000", f"localhost:{service.port}"), tmp_path)
+        assert not list(tmp_path.glob("*.db"))
+    assert ran.returncode == 0 and "now" in ran.stdout, ran.stdout + ran.stderr
 
 
 def test_responses_have_the_documented_effects(service: Duetime, client: Client) -> None:

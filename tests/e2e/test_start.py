@@ -195,9 +195,9 @@ def test_memory_store_loses_timers_and_logs_it(tmp_path: Path) -> None:
 
 
 def test_virtual_clock_on_stored_timers_is_logged(tmp_path: Path) -> None:
-    advice = "fire by the virtual clock, too; DATABASE_URL=memory: leaves them alone"
+    advice = "the virtual clock also fires the timers in"
     with Duetime(tmp_path, virtual_clock=True) as service:
-        assert f"the timers in duetime.db {advice}" in service.stderr
+        assert f"{advice} duetime.db; use DATABASE_URL=memory: for tests" in service.stderr
     with Duetime(tmp_path, virtual_clock=True, DATABASE_URL="memory:") as service:
         assert advice not in service.stderr
 

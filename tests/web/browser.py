@@ -59,6 +59,12 @@ class Watched:
         refused = self.page.evaluate("window.refusals ?? []")
         assert not self.faults and not refused, (self.faults, refused)
 
+    def close(self) -> None:
+        # The page polls, so a request may be in a route of the test. Its failure would be raised in the next test.
+        self.page.unroute_all(behavior="ignoreErrors")
+        self.page.context.unroute_all(behavior="ignoreErrors")
+        self.page.context.close()
+
 
 def signed_in(browser: Browser, base: str, key: str, **options: Any) -> BrowserContext:
     """A browser context with the session cookie."""

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
-from tests.servers import Duetime, Receiver
+from tests.servers import PATIENCE_SECONDS, Duetime, Receiver
 from tests.skips import skip
 from tests.web.browser import DESKTOP, Missing, Watched, chromium, signed_in, watch
 
 Create = Callable[..., dict[str, Any]]
+
+expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 
 
 @pytest.fixture(scope="package")
@@ -73,4 +75,4 @@ def open_page(browser: Browser, service: Duetime) -> Iterator[Callable[..., Watc
     yield open_page
     for watched in opened:
         watched.check()
-        watched.page.context.close()
+        watched.close()

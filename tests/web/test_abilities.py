@@ -38,7 +38,7 @@ def page_of(service: Duetime, browser: Browser, hash: str = "") -> Iterator[Watc
     yield watched
     watched.check()
     assert not refused  # the page sends no request that the store can't serve
-    context.close()
+    watched.close()
 
 
 def made(service: Duetime, **fields: Any) -> None:
@@ -100,11 +100,11 @@ def test_estimated_counts_have_a_tilde(tmp_path: Path, browser: Browser) -> None
             pending = page.locator(".tile.pending strong")
             expect(pending).to_have_text("~2")
             expect(pending).to_have_attribute("title", "An estimate: this database keeps no exact count.")
-            made(service)
-            expect(pending).to_have_text("~3")  # by the event stream
             expect(page.get_by_role("img", name="Due in the next day")).to_have_attribute(
                 "aria-label", "Due in the next day, by hour. ~2 timers fall due (estimate)."
             )
+            made(service)
+            expect(pending).to_have_text("~3")  # by the event stream
             watched.go("#/timers")
             count = page.locator(".count")
             expect(count).to_have_text("~3 timers")

@@ -47,6 +47,11 @@ CLEAN = """() => ({
     .filter(({ name, value }) => name.startsWith("on") || /^\\s*javascript:/i.test(value)).length,
 })"""
 NOTHING = {"hit": None, "scripts": 3, "foreign": 0, "handlers": 0}
+# Resolves when the page has begun to show the route: before, the page of the previous route is still there.
+GO = """(hash) => new Promise((resolve) => {
+  addEventListener("hashchange", resolve, { once: true });
+  location.hash = hash;
+})"""
 
 
 @pytest.fixture
@@ -108,7 +113,7 @@ def test_xss_payloads_in_every_field_stay_text(
             page.keyboard.press("Escape")
             for text in (payload, quote(payload, safe="")):  # from the URL
                 for place in (f"#/timers?namespace={text}", f"#/timers?id={text}", f"#/namespaces/{text}", f"#/{text}"):
-                    page.evaluate("(hash) => { location.hash = hash }", place)
+                    page.evaluate(GO, place)
                     page.wait_for_selector("main:not([aria-busy])")
                     assert page.evaluate(CLEAN) == NOTHING, place
     page.evaluate("location.hash = '#/'")

@@ -63,6 +63,7 @@ def test_namespace_is_created_and_changed(open_page: Callable[..., Watched], ser
     shown = dialog.get_by_role("region", name="The secret").inner_text()
     assert shown.startswith("whsec_")
     dialog.get_by_role("button", name="Copy secret").click()
+    expect(page.get_by_text("Copied the secret.")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == shown
     dialog.get_by_role("button", name="Close").click()
     expect(page.locator("dialog")).to_have_count(0)  # removed from the page, not only closed

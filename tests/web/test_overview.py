@@ -29,11 +29,16 @@ def test_overview_shows_counts_charts_failures_and_owners(
     for status in ("pending", "executing", "completed", "failed", "canceled", "overdue"):
         expect(tiles.get_by_role("link", name=status)).to_be_visible()
     expect(page.locator(".verdict")).to_contain_text("overdue")
-    for heading in ("Fires per second", "Lateness", "Due in the next hour, by minute", "Due in the next day, by hour"):
+    for heading in (
+        "Attempts per second",
+        "Lateness",
+        "Due in the next hour, by minute",
+        "Due in the next day, by hour",
+    ):
         expect(page.get_by_role("img", name=heading)).to_be_visible()
     assert page.locator(".plot canvas").count() == 4
     failures = page.get_by_role("region", name="Failures by destination")
-    expect(failures.get_by_role("rowheader", name=receiver.base)).to_be_visible(timeout=15_000)
+    expect(failures.get_by_role("rowheader", name=receiver.base)).to_be_visible()
     expect(failures).to_contain_text("HTTP 500")
     owners = page.get_by_role("region", name="Shard owners")
     expect(owners).to_contain_text("Every shard has an owner.")
@@ -49,14 +54,13 @@ def test_overview_shows_counts_charts_failures_and_owners(
     expect(page.get_by_role("link", name="overview-failed")).to_be_visible()
 
 
-def test_overview_updates_live_until_paused(open_page: Callable[..., Watched], create: Create) -> None:
+def test_overview_updates_live_until_paused(
+    open_page: Callable[..., Watched], create: Create, service: Duetime
+) -> None:
+    before = service.request("GET", "/api/v1/timers/count?status=pending").body["timers"]
     page = open_page().page
     pending = page.locator(".tile.pending strong")
-
-    def shown() -> int:
-        return int(pending.inner_text().replace(",", ""))
-
-    before = shown()
+    expect(pending).to_have_text(f"{before:,}")
     create()
     expect(pending).to_have_text(f"{before + 1:,}")
     page.get_by_role("button", name="Live: pause live updates").click()
@@ -66,6 +70,20 @@ def test_overview_updates_live_until_paused(open_page: Callable[..., Watched], c
     expect(live).to_have_text("Live")
     create()
     expect(pending).to_have_text(f"{before + 2:,}")
+
+
+def test_update_takes_neither_the_focus_nor_the_click(open_page: Callable[..., Watched], create: Create) -> None:
+    create()  # so that the tiles do not move up in place of the welcome
+    page = open_page().page
+    tile = page.get_by_role("list", name="Timers by status").get_by_role("link", name="pending")
+    before = tile.locator("strong").inner_text()
+    tile.hover()
+    page.mouse.down()
+    create()
+    expect(tile.locator("strong")).not_to_have_text(before)
+    expect(tile).to_be_focused()
+    page.mouse.up()
+    expect(page.get_by_role("heading", name="Timers", exact=True)).to_be_visible()
 
 
 @contextmanager
@@ -86,7 +104,7 @@ def overview_of(service: Duetime, browser: Browser, **changes: Any) -> Iterator[
     watched.settled()
     yield watched.page
     watched.check()
-    context.close()
+    watched.close()
 
 
 def overdue(service: Duetime, url: str, count: int, expected: dict[str, int]) -> None:
@@ -100,6 +118,19 @@ def overdue(service: Duetime, url: str, count: int, expected: dict[str, int]) ->
         return bool(seen["overdueReasons"] == expected and seen["overdue"]["timers"] == sum(expected.values()))
 
     until(f"overdue are {expected}", told)
+
+
+def test_activity_is_counted_in_attempts(tmp_path: Path, browser: Browser) -> None:
+    at = "2026-11-20T09:00:00.000Z"
+    point = {"at": at, "firesPerSecond": 1.0, "latenessP50Ms": 3, "latenessP99Ms": 9}
+    with Duetime(tmp_path) as service:
+        with overview_of(service, browser, now=at, activity=[point], stepSeconds=5) as page:
+            text = (
+                "About 5 attempts in the last 5 minutes: half started within 3 ms of their due time, 99% within 9 ms."
+            )
+            expect(page.locator(".verdict")).to_contain_text(text)
+        with overview_of(service, browser, now=at, activity=[]) as page:
+            expect(page.locator(".verdict")).to_contain_text("No attempts in the last 5 minutes.")
 
 
 def test_pause_is_named_as_a_reason_and_raises_no_alarm(tmp_path: Path, browser: Browser) -> None:

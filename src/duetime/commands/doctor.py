@@ -1,7 +1,8 @@
-"""``duetime doctor``: checks what a server needs to start here, checks the server if one runs, and says how to fix what
-is wrong.
+"""``duetime doctor``: checks what the service needs to start here, checks the service if it runs, and says how to fix
+what is wrong.
 
-It reads the settings as ``duetime serve`` would in the same directory. It changes and creates nothing.
+It reads the settings as ``duetime serve`` would in the same directory. If the address of a service is given, it checks
+that one instead: nothing in this directory concerns it. It changes and creates nothing.
 """
 
 from __future__ import annotations
@@ -41,17 +42,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _gathered(options: argparse.Namespace) -> list[Finding]:
-    server = options.server or os.environ.get(URL_VARIABLE, "").strip() or None
+    server = options.server or os.environ.get(URL_VARIABLE, "").strip()
+    if server:
+        return await asyncio.to_thread(server_checks.named, server, options.key)
     try:
         settings = load(os.environ, Path.cwd())
     except SettingsError as error:
-        found = [Finding("settings", False, str(error))]
-        return found if server is None else found + await asyncio.to_thread(server_checks.named, server, options.key)
+        return [Finding("settings", False, str(error))]
     found = [Finding("settings", True, "every value is valid")]
     for check in (_key, _store, _broker):
         found += [each async for each in check(settings)]
-    if server is not None:
-        return found + await asyncio.to_thread(server_checks.named, server, options.key)
     return found + await asyncio.to_thread(server_checks.local, settings.host, settings.port, settings.api_key)
 
 
@@ -76,10 +76,10 @@ async def _store(settings: Settings) -> AsyncIterator[Finding]:
             yield Finding("store", False, str(error))
             return
         except Misconfigured as error:
-            yield Finding("store", False, f"{where}: {error}; change DATABASE_URL or the server's configuration")
+            yield Finding("store", False, f"{where}: {error}; change DATABASE_URL or the database's configuration")
             return
         except DuetimeError as error:
-            yield Finding("store", False, f"{where}: {error}; check DATABASE_URL, and that the server is running")
+            yield Finding("store", False, f"{where}: {error}; check DATABASE_URL, and that the database runs")
             return
         yield Finding("store", True, f"{where}, version {version}")
         quarter_ms = settings.lease_ttl_ms // 4

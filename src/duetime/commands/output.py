@@ -21,8 +21,8 @@ from duetime.client.values import time_text, to_json
 from duetime.clock import SystemClock
 from duetime.model import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
-COLUMN_CHARS_MIN = 12
-"""A column is not cut below this."""
+TEXT_CHARS_MIN, CUT_TEXT_CHARS_MIN = 20, 10
+"""A table loses columns before its texts are cut below the first, and no text is cut below the second."""
 
 _COLORS = {
     Status.PENDING: "33",
@@ -136,52 +136,42 @@ def table(
     *,
     status_column: int | None = None,
     free_text: Sequence[int] = (),
+    drop: Sequence[int] = (),
 ) -> list[str]:
-    """Aligned lines. On a terminal they fit: the widest column with free text is cut first, the name in front last."""
+    """Aligned lines. To fit a terminal, they first lose the columns ``drop``, in this order, and then the widest column
+    with free text is cut. The first column is never cut, because people copy it into other commands: a row that is
+    still too wide wraps."""
     lines = [list(heads), *[list(row) for row in rows]]
     widths = [max(len(line[n]) for line in lines) for n in range(len(heads))]
-    columns = shutil.get_terminal_size().columns if is_terminal() else None
-    if columns is not None:
-        _fit(widths, free_text, columns)
-        _fit(widths, (0,), columns)
+    kept = list(range(len(heads)))
+    if is_terminal():
+        columns = shutil.get_terminal_size().columns
+        for n in drop:
+            if _width(min(widths[k], TEXT_CHARS_MIN) if k in free_text else widths[k] for k in kept) > columns:
+                kept.remove(n)
+        while _width(widths[n] for n in kept) > columns:
+            long = [n for n in free_text if n in kept and widths[n] > CUT_TEXT_CHARS_MIN]
+            if not long:
+                widths[0] = 0  # no padding, so that only those rows wrap that have to
+                break
+            widths[max(long, key=lambda n: widths[n])] -= 1
     shown = []
     for number, line in enumerate(lines):
-        cells = [
-            f"{cell if len(cell) <= width else cell[: width - 1] + '…':<{width}}"
-            for cell, width in zip(line, widths, strict=True)
-        ]
-        if number and status_column is not None:
-            cells[status_column] = status_text(Status(line[status_column]), widths[status_column])
-        text = "  ".join(cells).rstrip()
-        shown.append(text if columns is None else cut(text, columns))
+        cells = []
+        for n in kept:
+            if number and n == status_column:
+                cells.append(status_text(Status(line[n]), widths[n]))
+            else:
+                cell = line[n] if n == 0 or len(line[n]) <= widths[n] else line[n][: widths[n] - 1] + "…"
+                cells.append(f"{cell:<{widths[n]}}")
+        shown.append("  ".join(cells).rstrip())
     shown[0] = colored(shown[0], "1")
     return shown
 
 
-def _fit(widths: list[int], free_text: Sequence[int], columns: int) -> None:
-    """Narrow the widest free-text column, again and again, until the row fits."""
-    excess = sum(widths) + 2 * (len(widths) - 1) - columns
-    while excess > 0 and free_text:
-        widest = max(free_text, key=lambda n: widths[n])
-        if widths[widest] <= COLUMN_CHARS_MIN:
-            return
-        widths[widest] -= 1
-        excess -= 1
-
-
-def cut(line: str, columns: int) -> str:
-    """The line's first columns; escape sequences for colors take none."""
-    shown = 0
-    at = 0
-    while at < len(line):
-        if line[at] == "\x1b":
-            at = line.index("m", at) + 1
-            continue
-        shown += 1
-        at += 1
-        if shown == columns and line[at:] not in ("", "\x1b[0m"):
-            return line[: at - 1] + "…" + ("\x1b[0m" if "\x1b" in line else "")
-    return line
+def _width(widths: Iterable[int]) -> int:
+    """The width of a row with these columns."""
+    return sum(width + 2 for width in widths) - 2
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> list[str]:

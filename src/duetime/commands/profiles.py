@@ -1,8 +1,8 @@
-"""Profiles: named servers, with their keys and namespaces, in the user's configuration file.
+"""Profiles: named services, with their keys and namespaces, in the user's configuration file.
 
 A value comes from the flag, else the environment, else the profile, else the default. A typed ``--profile`` counts as a
-flag: `duetime --profile staging delete …` must not reach the server of a TIMER_URL that happens to be set. A profile's
-key is sent only to the profile's server.
+flag: `duetime --profile staging delete …` must not reach the service of a TIMER_URL that happens to be set. A profile's
+key is sent only to the profile's service.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def chosen(options: argparse.Namespace) -> str | None:
 
 
 def apply(options: argparse.Namespace) -> None:
-    """Fill in the server, the key and the namespace that were not given."""
+    """Fill in the address of the service, the key and the namespace that were not given."""
     options.home = DEFAULT_NAMESPACE  # the namespace of a timer that is named by its id alone
     options.namespace_given = getattr(options, "namespace", None) is not None
     name = chosen(options)

@@ -1,4 +1,4 @@
-"""The checks of ``duetime doctor`` that ask a running server."""
+"""The checks of ``duetime doctor`` that ask a running service."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Readiness(Struct, frozen=True):
 
 
 def local(host: str, port: int, key: str | None) -> list[Finding]:
-    """The server that would run here, if it does."""
+    """The service that would run here, if it does."""
     url = f"http://{'localhost' if host in ('0.0.0.0', '::', '127.0.0.1') else host}:{port}"
     try:
         with _client(url, key) as client:
@@ -61,20 +61,20 @@ def local(host: str, port: int, key: str | None) -> list[Finding]:
     except ConnectionFailed as error:
         if error.sent:
             return [Finding("service", False, f"{error}; a process listens there: look at its log, or restart it")]
-        return [Finding("service", True, f"no server runs at {url}: `duetime serve` starts it")]
+        return [Finding("service", True, f"no service runs at {url}: `duetime serve` starts it")]
     except (DuetimeClientError, OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
         return [_strange(url, error, "another program may use this port: set PORT to a free one")]
 
 
 def named(url: str, key: str | None) -> list[Finding]:
-    """The server that was asked for: it must run, and take the key."""
+    """The service that was asked for: it must run, and take the key."""
     found: list[Finding] = []
     try:
         with _client(url, key) as client:
             found += _reached(client)
             found += _state(client.url, client.health().status, _readiness(client.url))
     except ConnectionFailed as error:
-        found.append(Finding("service", False, f"{error}; check the address, and that the server is running"))
+        found.append(Finding("service", False, f"{error}; check the address, and that the service is running"))
     except InvalidRequest as error:
         found.append(Finding("service", False, str(error)))
     except (DuetimeClientError, OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
@@ -100,22 +100,22 @@ def _reached(client: Client) -> Iterator[Finding]:
     try:
         cluster = client.cluster()
     except Unauthorized:
-        says = f"{client.url} rejects it: give --key, API_KEY or a profile with the key of this server"
+        says = f"{client.url} rejects it: give --key, API_KEY or a profile with the key of this service"
         yield Finding("key", False, says)
     else:
         yield Finding("key", True, f"{client.url} accepts it")
         versions = sorted({instance.version for instance in cluster.instances})
         same = versions == [__version__]
         advice = "" if same else f"; this command is {__version__}: use the same version on both sides"
-        yield Finding("version", True, f"the server runs {', '.join(versions)}{advice}")
-    # The server read its clock between the request and the response.
+        yield Finding("version", True, f"the service runs {', '.join(versions)}{advice}")
+    # The service read its clock between the request and the response.
     off_ms = server_ms - after if server_ms > after else min(server_ms - before, 0)
     if abs(off_ms) <= CLOCK_MS_MAX:
-        yield Finding("clock", True, "this machine and the server agree on the time")
+        yield Finding("clock", True, "this machine and the service agree on the time")
     else:
         ahead = "behind" if off_ms > 0 else "ahead of"
-        says = f"this machine is {abs(off_ms)} ms {ahead} the server: synchronize both clocks with NTP"
-        yield Finding("clock", False, f"{says} (a server with --virtual-clock differs on purpose)")
+        says = f"this machine is {abs(off_ms)} ms {ahead} the service: synchronize both clocks with NTP"
+        yield Finding("clock", False, f"{says} (a service with --virtual-clock differs on purpose)")
 
 
 def _state(url: str, health: str, readiness: Readiness) -> Iterator[Finding]:

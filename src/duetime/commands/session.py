@@ -77,6 +77,6 @@ def confirm(options: argparse.Namespace, question: str) -> bool:
     if options.yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError(f"{options.command} asks before it changes timers, but stdin is not a terminal: add --yes")
+        raise UsageError(f"{options.command} asks for confirmation, but stdin is not a terminal: add --yes")
     print(f"{safe(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -29,7 +29,7 @@ def _lines(overview: Overview) -> list[tuple[str, str]]:
     # The count and the reasons are sampled at different times, so they are not shown side by side.
     reasons = [f"{number} {_TEXTS.get(reason, reason)}" for reason, number in overview.overdue_reasons.items()]
     lines.append(("overdue", ", ".join(reasons) or output.counted(overview.overdue)))
-    lines.append(("fires", _fires(overview)))
+    lines.append(("attempts", _attempts(overview)))
     lines.append(("lateness", _lateness(overview.activity)))
     if overview.failures is not None:
         most = [f"{each.timers} at {output.safe(each.destination)}" for each in overview.failures.destinations[:3]]
@@ -51,7 +51,7 @@ def _sum(steps: list[ForecastStep]) -> str:
     return f"{about}{sum(step.timers for step in steps)}{'+' if any(step.more for step in steps) else ''}"
 
 
-def _fires(overview: Overview) -> str:
+def _attempts(overview: Overview) -> str:
     minute = overview.activity[-max(1, _MINUTE_SECONDS // overview.step_seconds) :]
     if not minute:
         return "not measured yet"
@@ -73,7 +73,7 @@ def destinations(client: Client, options: argparse.Namespace) -> int:
     if options.json:
         output.print_json(failures)
     elif failures is None:
-        print("this server's database can't list failed timers", file=sys.stderr)
+        print("this service's database can't list failed timers", file=sys.stderr)
     elif failures.destinations:
         rows = [
             (

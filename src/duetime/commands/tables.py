@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.client import Attempt, Cluster, Namespace, Status, Timer
+from duetime.client import Attempt, Cluster, Namespace, OutcomeKind, Status, Timer
 from duetime.commands.output import (
     absolute,
     both,
@@ -23,6 +23,7 @@ from duetime.commands.output import (
 
 PAYLOAD_CHARS_MAX = 2_000
 ERROR_CHARS_MAX = 200
+_OUTCOMES = {OutcomeKind.ANSWERED: "responded"}
 COMPLETED_BY_ANSWER = 'any 2xx with an empty body, or 200 with {"ok": true}'
 
 
@@ -65,7 +66,7 @@ def timers_table(timers: Iterable[Timer]) -> list[str]:
         for timer in timers
     ]
     heads = ("TIMER", "STATUS", "WHEN", "DUE", "ATTEMPTS", "TARGET", "LAST ERROR")
-    return table(heads, rows, status_column=1, free_text=(5, 6))
+    return table(heads, rows, status_column=1, free_text=(5, 6), drop=(3, 4, 5))
 
 
 def timer_fields(timer: Timer) -> list[str]:
@@ -113,7 +114,7 @@ def attempts_table(attempts: Iterable[Attempt]) -> list[str]:
             relative(attempt.sent_at),
             absolute(attempt.sent_at),
             str(attempt.duration),
-            attempt.outcome.value.replace("_", " "),
+            _OUTCOMES.get(attempt.outcome) or attempt.outcome.value.replace("_", " "),
             "" if attempt.status is None else str(attempt.status),
             safe(attempt.error or ""),
             safe(attempt.answer),
@@ -121,7 +122,7 @@ def attempts_table(attempts: Iterable[Attempt]) -> list[str]:
         for attempt in attempts
     ]
     heads = ("ATTEMPT", "WHEN", "SENT", "TOOK", "OUTCOME", "HTTP", "ERROR", "RESPONSE")
-    return table(heads, rows, free_text=(6, 7))
+    return table(heads, rows, free_text=(6, 7), drop=(2, 3, 5))
 
 
 def namespaces_table(namespaces: Iterable[Namespace]) -> list[str]:
@@ -138,7 +139,7 @@ def namespaces_table(namespaces: Iterable[Namespace]) -> list[str]:
         for namespace in namespaces
     ]
     heads = ("NAMESPACE", "STATE", "SHARDS", "RETENTION", "WEIGHT", "SECRETS", "CREATED")
-    return table(heads, rows)
+    return table(heads, rows, drop=(6, 5, 2))
 
 
 def namespace_fields(namespace: Namespace) -> list[str]:
@@ -146,7 +147,7 @@ def namespace_fields(namespace: Namespace) -> list[str]:
         ("namespace", namespace.name),
         ("state", "paused: its timers do not fire" if namespace.paused else "active"),
         ("shards", str(namespace.shards)),
-        ("retention", namespace.retention or "the server's default"),
+        ("retention", namespace.retention or "the service's default"),
         ("weight", str(namespace.weight)),
         ("created", both(namespace.created_at)),
     ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TypedDict
+from typing import TypedDict, cast
 
-from duetime.client import Changes, Client, NewTimer, NotFound, Status, Timer
+from duetime.client import Changes, Client, NewTimer, NotFound, RetryOptions, Status, Timer
 from duetime.commands import output, tables
 from duetime.commands.session import UsageError, note
 
@@ -60,10 +60,11 @@ def _changes(options: argparse.Namespace) -> Changes:
         execute_at=options.at and options.at.at,
         delay=options.delay or (options.at and options.at.delay),
         callback_url=options.callback_url,
+        callback_subject=options.callback_subject,
         callback_method=options.method,
         callback_headers=None if options.headers is None else dict(options.headers),
         correlation_id=options.correlation_id,
-        retry_policy=None if options.retries is None else {"max_retries": options.retries},
+        retry_policy=_retry_policy(options),
         callback_timeout=options.timeout,
         response_protocol=options.protocol,
     )
@@ -72,6 +73,17 @@ def _changes(options: argparse.Namespace) -> Changes:
     if options.metadata is not None:
         changes["metadata"] = options.metadata
     return changes
+
+
+def _retry_policy(options: argparse.Namespace) -> RetryOptions | None:
+    given = {
+        "max_retries": options.retries,
+        "initial_interval": options.retry_initial_interval,
+        "max_interval": options.retry_max_interval,
+        "backoff_multiplier": options.retry_backoff,
+        "give_up_on": options.give_up_on,
+    }
+    return cast(RetryOptions, {name: value for name, value in given.items() if value is not None}) or None
 
 
 def _say(timer: Timer, options: argparse.Namespace) -> int:

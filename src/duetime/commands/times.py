@@ -1,4 +1,4 @@
-"""Times and durations as people type them: "tomorrow 9:00", "in 10 minutes", "2026-12-24 18:00", or RFC 3339.
+"""Times and durations as people type them: "tomorrow 9am", "in 10 minutes", "2026-12-24 18:00", or RFC 3339.
 
 Pure: the caller passes the current time and the time zone. A text that is not understood, a time that has passed, and a
 local time that daylight saving skips or repeats raise ``NotUnderstood`` with a message that says what to type.
@@ -13,13 +13,18 @@ from msgspec import Struct
 
 from duetime.errors import InvalidInput
 from duetime.model import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
-from duetime.timetext import format_duration, parse_time
+from duetime.timetext import format_duration, parse_duration, parse_time
 
-AHEAD_FORMS = "'tomorrow 9:00', 'friday 9:00', 'in 10 minutes', '2030-12-24 18:00' (local time) or 2030-12-24T18:00:00Z"
+AHEAD_FORMS = (
+    "'tomorrow 9:00', 'next monday 8:30', 'noon', 'in 10 minutes', '2030-12-24 18:00' (local time) or "
+    "2030-12-24T18:00:00Z"
+)
 ANY_FORMS = "'today', 'yesterday 9:00', '2 hours ago', '2030-12-24 18:00' (local time) or 2030-12-24T18:00:00Z"
 DURATION_FORMS = "30s, 10m, 1h30m, 7d or '10 minutes'"
 
+# The web page has the same grammar, in time.js.
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_COUNTS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "half": 0.5}
 _UNITS = {
     name: size
     for size, names in (
@@ -32,11 +37,12 @@ _UNITS = {
     )
     for name in names.split()
 }
-_DURATION = re.compile(r"(?:[0-9]{1,12}\s*[a-z]+\s*)+").fullmatch
-_PART = re.compile(r"([0-9]+)\s*([a-z]+)").findall
-_WITH_OFFSET = re.compile(r"\d{4}-\d\d-\d\d[Tt].*(?:[Zz]|[+-]\d\d:?\d\d)", re.ASCII).fullmatch
-_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII).fullmatch
-_CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?", re.ASCII).fullmatch
+_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?|[a-z]+) ?([a-z]+?)(?=[0-9 ]|$) ?").match
+_WITH_OFFSET = re.compile(
+    r"(\d{4}-\d\d-\d\d)[t ](\d{1,2}:\d\d)(:\d\d(?:\.\d{1,9})?)? ?(z|utc|[+-]\d\d:?\d\d)", re.ASCII
+).fullmatch
+_DATED = re.compile(r"(\d{4}-\d\d-\d\d)(?:[t ](.+))?", re.ASCII).fullmatch
+_CLOCK = re.compile(r"(?:at )?(?P<clock>(\d{1,2})(?::(\d\d))?(?::(\d\d))? ?(am|pm)?|noon|midnight)", re.ASCII).fullmatch
 
 
 class NotUnderstood(ValueError):
@@ -56,11 +62,15 @@ class When(Struct, frozen=True):
 
 def duration(text: str) -> str:
     """The duration as the API takes it."""
-    lowered = text.strip().lower()
-    parts = _PART(lowered) if _DURATION(lowered) else []
-    if not parts or any(unit not in _UNITS for _, unit in parts):
-        raise NotUnderstood(f"{text!r} is not a duration like {DURATION_FORMS}")
-    return format_duration(sum(int(count) * _UNITS[unit] for count, unit in parts))
+    left = re.sub(r"\b(?:and|of)\b|,", " ", text.lower())
+    left = re.sub(r"\bhalf an?\b", "half", " ".join(left.split()))
+    total = 0.0
+    while (part := _PART(left)) and part[2] in _UNITS and (part[1] in _COUNTS or part[1][0].isdigit()):
+        total += (_COUNTS.get(part[1]) or float(part[1])) * _UNITS[part[2]]
+        left = left[part.end() :]
+        if not left:
+            return format_duration(round(total))
+    raise NotUnderstood(f"{text!r} is not a duration like {DURATION_FORMS}")
 
 
 def ahead(text: str, now: datetime, zone: tzinfo | None = None) -> When:
@@ -74,34 +84,27 @@ def any_time(text: str, now: datetime, zone: tzinfo | None = None) -> When:
 
 
 def _read(text: str, now: datetime, zone: tzinfo | None, *, past: bool) -> When:
-    forms = ANY_FORMS if past else AHEAD_FORMS
-    stripped = text.strip()
-    if _WITH_OFFSET(stripped):
-        try:
-            parse_time(stripped, "")
-        except InvalidInput as error:
-            raise NotUnderstood(f"{text!r} {error.reason}") from None
-        return When(at=stripped)
-    words = stripped.lower().replace("t", " ", 1).split() if _DATE(stripped[:10]) else stripped.lower().split()
-    if words[1:2] == ["at"]:
-        del words[1]
-    match words:
-        case ["in", *rest] if rest:
-            delay = duration(" ".join(rest))
-            return _shifted(now, delay, 1, zone) if past else When(delay=delay)
-        case [*rest, "ago"] if past and rest:
-            return _shifted(now, duration(" ".join(rest)), -1, zone)
-        case [day, clock] if _CLOCK(clock):
-            at = _on(day, _clock(clock), now, zone, past=past)
-        case [day] if past:
-            at = _on(day, time(), now, zone, past=True)
-        case _:
-            at = None
-    if at is None:
-        raise NotUnderstood(f"{text!r} is not a time like {forms}")
-    if not past and at <= now:
-        raise NotUnderstood(f"{text!r} has passed: it is {shown(now.astimezone(zone))} now")
-    return When(at=_rfc3339(at), local=at.astimezone(zone))
+    typed = " ".join(text.lower().split())
+    if stamp := _WITH_OFFSET(typed):
+        return When(at=_with_offset(text, stamp))
+    if typed == "now" or typed.startswith("in "):
+        delay = "0s" if typed == "now" else duration(typed[3:])
+        return _shifted(now, delay, 1, zone) if past else When(delay=delay)
+    if past and typed.endswith(" ago"):
+        return _shifted(now, duration(typed[:-4]), -1, zone)
+    local = _local(typed, now.astimezone(zone).replace(tzinfo=None), past=past)
+    if local is not None:
+        at = _instant(local, zone)
+        if not past and at <= now:
+            raise NotUnderstood(f"{text!r} has passed: it is {shown(now.astimezone(zone))} now")
+        return When(at=_rfc3339(at), local=at.astimezone(zone))
+    unknown = NotUnderstood(f"{text!r} is not a time like {ANY_FORMS if past else AHEAD_FORMS}")
+    if past:  # "10 minutes" could mean before or after
+        raise unknown
+    try:
+        return When(delay=duration(typed))
+    except NotUnderstood:
+        raise unknown from None
 
 
 def shown(local: datetime) -> str:
@@ -113,9 +116,17 @@ def _rfc3339(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _shifted(now: datetime, delay: str, sign: int, zone: tzinfo | None) -> When:
-    from duetime.timetext import parse_duration
+def _with_offset(text: str, stamp: re.Match[str]) -> str:
+    day, clock, seconds, offset = stamp.groups()
+    at = f"{day}T{clock:0>5}{seconds or ':00'}{'Z' if offset in ('z', 'utc') else offset}"
+    try:
+        parse_time(at, "")
+    except InvalidInput as error:
+        raise NotUnderstood(f"{text!r} {error.reason}") from None
+    return at
 
+
+def _shifted(now: datetime, delay: str, sign: int, zone: tzinfo | None) -> When:
     try:
         at = now + sign * timedelta(milliseconds=parse_duration(delay, ""))
     except (InvalidInput, OverflowError):
@@ -123,41 +134,64 @@ def _shifted(now: datetime, delay: str, sign: int, zone: tzinfo | None) -> When:
     return When(at=_rfc3339(at), local=at.astimezone(zone))
 
 
-def _clock(text: str) -> time:
-    match = _CLOCK(text)
-    assert match is not None
-    hour, minute, second = (int(part or 0) for part in match.groups())
-    try:
-        return time(hour, minute, second)
-    except ValueError:
-        raise NotUnderstood(f"{text!r} is not a time of day, from 0:00 to 23:59:59") from None
-
-
-def _on(day: str, clock: time, now: datetime, zone: tzinfo | None, *, past: bool) -> datetime | None:
-    """That time on that day; a weekday is the next one. None if it names no day."""
-    today = now.astimezone(zone).date()
-    days = {"today": 0, "tomorrow": 1} | ({"yesterday": -1} if past else {})
-    if day in days:
-        return _instant(datetime.combine(today + timedelta(days=days[day]), clock), zone)
-    for number, name in enumerate(_WEEKDAYS):
-        if day in (name, name[:3]):
-            date_of = today + timedelta(days=(number - today.weekday()) % 7)
-            at = _instant(datetime.combine(date_of, clock), zone)
-            return at if past or at > now else _instant(datetime.combine(date_of + timedelta(days=7), clock), zone)
-    if not _DATE(day):
+def _local(typed: str, now: datetime, *, past: bool) -> datetime | None:
+    """The local time that the words name, or None. A time of day that has passed means tomorrow's, one of a weekday
+    next week's."""
+    clock, days = typed, 1  # what names the time of day, and how much later it is if it has passed
+    if dated := _DATED(typed):
+        day, clock, days = _date(dated[1]), dated[2] or "", 0
+    elif (bare := _CLOCK(typed)) and not bare["clock"].isdigit():
+        day = now.date()
+    else:
+        name, _, clock = re.sub("^(?:on|next) ", "", typed).partition(" ")
+        named = _days_ahead(name, now, past=past)
+        if named is None:
+            return None
+        day, days = now.date() + timedelta(days=named), 7 if name not in ("today", "tomorrow", "yesterday") else 0
+    found = _CLOCK(clock)
+    if found is None and (clock or not past):
         return None
+    local = datetime.combine(day, time() if found is None else _time_of_day(found))
+    return local + timedelta(days=days) if local <= now and not past else local
+
+
+def _date(text: str) -> date:
     try:
-        return _instant(datetime.combine(date.fromisoformat(day), clock), zone)
-    except ValueError as error:
-        if isinstance(error, NotUnderstood):
-            raise
-        raise NotUnderstood(f"{day} is a date that does not exist") from None
+        return date.fromisoformat(text)
+    except ValueError:
+        raise NotUnderstood(f"{text} is a date that does not exist") from None
+
+
+def _days_ahead(name: str, now: datetime, *, past: bool) -> int | None:
+    days = {"today": 0, "tomorrow": 1} | ({"yesterday": -1} if past else {})
+    if len(name) >= 3:
+        for number, weekday in enumerate(_WEEKDAYS):
+            if weekday.startswith(name):
+                return (number - now.weekday()) % 7
+    return days.get(name)
+
+
+def _time_of_day(found: re.Match[str]) -> time:
+    if found["clock"] in ("noon", "midnight"):
+        return time(12 if found["clock"] == "noon" else 0)
+    hour, minute, second = (int(part or 0) for part in found.groups()[1:4])
+    half = found[5]
+    if half and not 1 <= hour <= 12:
+        raise NotUnderstood(f"{found['clock']!r} is not a time of day: with am or pm the hour is from 1 to 12")
+    try:
+        return time(hour % 12 + (12 if half == "pm" else 0) if half else hour, minute, second)
+    except ValueError:
+        raise NotUnderstood(f"{found['clock']!r} is not a time of day, from 0:00 to 23:59:59") from None
 
 
 def _instant(local: datetime, zone: tzinfo | None) -> datetime:
     """The instant of a local time that happens exactly once."""
     # Not astimezone: in a skipped hour of the system's time zone it confuses the folds.
-    first, second = (datetime.fromtimestamp(local.replace(tzinfo=zone, fold=fold).timestamp(), UTC) for fold in (0, 1))
+    try:
+        stamps = [local.replace(tzinfo=zone, fold=fold).timestamp() for fold in (0, 1)]
+        first, second = (datetime.fromtimestamp(stamp, UTC) for stamp in stamps)
+    except (ValueError, OverflowError):
+        raise NotUnderstood(f"{local} is out of range") from None
     if first > second:
         then = first.astimezone(zone)
         raise NotUnderstood(

@@ -1,12 +1,13 @@
 """``duetime watch``: polls every second and shows what changed, in place on a terminal, line by line into a pipe.
 
-If the server goes away, the client retries for as long as its timeout, so that a restart does not end a watch.
+If the service goes away, the client retries for as long as its timeout, so that a restart does not end a watch.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import time
@@ -23,6 +24,8 @@ INTERVAL_SECONDS = 1.0
 PATIENT_ATTEMPTS_MAX = 100
 ROWS_MAX = 1_000
 ROWS_PIPED = 50
+ROWS_BESIDES = 4
+"""The rows of a screen besides the two sections: the head line, two blank ones, and the last one for the cursor."""
 
 _SECTIONS = {"due": (Status.EXECUTING, Status.PENDING), "finished": (Status.COMPLETED, Status.FAILED)}
 _EMPTY = {"due": "no pending timers", "finished": "no finished timers"}
@@ -36,12 +39,27 @@ class _Screen:
 
     def draw(self, lines: list[str]) -> None:
         size = shutil.get_terminal_size()
-        # A wrapped line or a scrolled screen could not be redrawn.
-        lines = [output.cut(line, size.columns) for line in lines[: size.lines - 1]]
+        lines = _fitting(lines, size.lines - 1, size.columns)  # a scrolled screen could not be redrawn
         up = f"\x1b[{self._drawn}F" if self._drawn else ""
-        sys.stdout.write(up + "\x1b[J" + "\n".join(lines) + "\n")
+        sys.stdout.write(up + "\x1b[J" + "".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
-        self._drawn = len(lines)
+        self._drawn = sum(_height(line, size.columns) for line in lines)
+
+
+def _height(line: str, columns: int) -> int:
+    """How many rows of the terminal the line takes; escape sequences for colors take no columns."""
+    return max(1, -(-len(re.sub(r"\x1b\[\d*m", "", line)) // columns))
+
+
+def _fitting(lines: list[str], rows: int, columns: int) -> list[str]:
+    """The first lines, as many as fit into this many rows."""
+    fitting: list[str] = []
+    for line in lines:
+        rows -= _height(line, columns)
+        if rows < 0:
+            break
+        fitting.append(line)
+    return fitting
 
 
 def _can_redraw() -> bool:
@@ -85,7 +103,7 @@ def _seen(timer: Timer) -> tuple[Status, int, object]:
 
 
 def _listed(client: Client) -> set[Status]:
-    """The statuses that the server's database can list; tells the user which others it does not show."""
+    """The statuses that the service's database can list; tells the user which others it does not show."""
     listed: set[Status] = set()
     refused: list[Unsupported] = []
     for status in (status for statuses in _SECTIONS.values() for status in statuses):
@@ -117,11 +135,12 @@ def _standing(client: Client, namespace: str | None, rows: int, listed: Collecti
 def _draw_all(client: Client, namespace: str | None, listed: Collection[Status]) -> NoReturn:
     screen = _Screen()
     while True:
-        rows = max(1, (shutil.get_terminal_size().lines - 7) // 2)
+        size = shutil.get_terminal_size()
+        rows = max(1, (size.lines - ROWS_BESIDES) // 2)  # of each section
         standing = _standing(client, namespace, rows, listed)
         lines = [f"{client.url}, all namespaces" if namespace is None else f"{client.url}, namespace {namespace}", ""]
         for name, timers in standing.items():
-            lines += tables.timers_table(timers) if timers else [_EMPTY[name]]
+            lines += _fitting(tables.timers_table(timers), rows, size.columns) if timers else [_EMPTY[name]]
             lines.append("")
         screen.draw(lines[:-1])
         time.sleep(INTERVAL_SECONDS)

@@ -274,7 +274,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="DUETIME_WORKERS",
         field="workers",
         default="1",
-        meaning="The number of worker processes; more than one needs PostgreSQL or MySQL.",
+        meaning="The number of worker processes; more than one needs a database server.",
         parse=value.number(1, 64),
     ),
     Setting(

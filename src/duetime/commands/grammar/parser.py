@@ -120,15 +120,15 @@ def add_command(
 
 
 def add_server_options(parser: Parser, *, url: bool = True, default: Any = None) -> None:
-    """Which server, and how to print: taken before the command and after it."""
+    """Which service, and how to print: taken before the command and after it."""
     names = ["--server", "--url"] if url else ["--server"]
-    group = parser.add_argument_group("server and output")
+    group = parser.add_argument_group("service and output")
     group.add_argument(
         *names,
         dest="server",
         metavar="URL",
         default=default,
-        help="the server [TIMER_URL, the profile's, or http://localhost:3000]",
+        help="the address of the service [TIMER_URL, the profile's, or http://localhost:3000]",
     )
     group.add_argument("--key", default=default, help="the API key [API_KEY, the profile's, or the file duetime.key]")
     group.add_argument(
@@ -155,6 +155,23 @@ def _whole(text: str, least: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
         raise argparse.ArgumentTypeError(f"must be a whole number, at least {least}")
     return int(text)
+
+
+def factor(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 1 <= number < float("inf"):
+        raise argparse.ArgumentTypeError("must be a number, at least 1")
+    return number
+
+
+def statuses(text: str) -> list[int]:
+    parts = [] if text == "none" else [part.strip() for part in text.split(",")]
+    if not all(len(part) == 3 and part.isascii() and part.isdigit() for part in parts):
+        raise argparse.ArgumentTypeError("must be HTTP statuses like 400,404, or none")
+    return list(map(int, parts))
 
 
 def header(text: str) -> tuple[str, str]:

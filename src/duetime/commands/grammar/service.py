@@ -39,11 +39,12 @@ def add_service_commands(commands: Commands) -> None:
         commands,
         "doctor",
         "doctor:run",
-        "check the settings, the store, the clock, the broker and the server",
+        "check the settings, the store, the clock, the broker and the service",
         """\
-Check what a server needs to start here (the settings, the key, the store, the clock, the broker), whether it runs and
-why timers are overdue. With --server, TIMER_URL or a profile, check that server: whether it can be reached, accepts the
-key and is ready, its version and its clock. It changes nothing. The exit code is 1 if a check fails.""",
+Check what the service needs to start here (the settings, the key, the store, the clock, the broker), whether it runs
+and why timers are overdue. With --server, TIMER_URL or a profile, check the service there instead: whether it can be
+reached, accepts the key and is ready, its version and its clock. It changes nothing. The exit code is 1 if a check
+fails.""",
         "  duetime doctor\n  duetime doctor --server http://localhost:3000",
         offline=True,
     )

@@ -11,8 +11,10 @@ from duetime.commands.grammar.parser import (
     count,
     count_or_none,
     duration,
+    factor,
     header,
     json_value,
+    statuses,
 )
 
 STATUSES = ("pending", "executing", "completed", "failed", "canceled")
@@ -27,10 +29,12 @@ def add_timer_commands(commands: Commands) -> None:
         "create",
         "timers:create",
         "create a timer",
-        "Create a timer: when it fires, which URL it calls, and with which payload. It is durable when this returns.",
+        """\
+Create a timer: when it fires, which URL it calls, and with which payload.
+When the command returns, the timer is on disk.""",
         """\
   duetime create --in 10m --url http://localhost:8080/hook --payload '{"order": 7}' --id order-7
-  duetime create --at 'tomorrow 9:00' --url http://localhost:8080/hook --retries 5 --timeout 10s""",
+  duetime create --at 'tomorrow 9am' --url http://localhost:8080/hook --retries 5 --give-up-on 400,404""",
         url=False,
     )
     _add_timer_options(create, new=True)
@@ -47,7 +51,8 @@ def add_timer_commands(commands: Commands) -> None:
         "list timers",
         """\
 List timers, newest first. Pending timers and those of a time range are listed soonest first, finished timers latest
-finished first. With a correlation id it is always newest first. With --json each line is one timer.""",
+finished first. With a correlation id it is always newest first. A narrow terminal shows fewer columns and cuts long
+texts, but no id; --json or a wider terminal shows all. With --json each line is one timer.""",
         "  duetime list --status failed --after yesterday\n  duetime list --namespace shop --all --json > timers.jsonl",
     )
     _add_filters(listing)
@@ -63,7 +68,7 @@ finished first. With a correlation id it is always newest first. With --json eac
         "count timers",
         """\
 Count timers; the filters are those of list. With a correlation id, an id or times the count stops at 10,000, shown as
-10000+. A ~ marks an estimate: the server's database keeps no exact number.""",
+10000+. A ~ marks an estimate: the service's database keeps no exact number.""",
         "  duetime count --status failed\n  duetime count --namespace shop --before tomorrow",
     )
     _add_filters(counting)
@@ -84,7 +89,7 @@ Count timers; the filters are those of list. With a correlation id, an id or tim
     cancel = add_command(
         commands,
         "cancel",
-        "finishing:cancel",
+        "cancel_delete_replay:cancel",
         "cancel pending timers; they stay stored",
         """\
 Cancel pending timers, by id or by filter. A canceled timer does not fire; it stays stored, so that `duetime get` shows
@@ -98,7 +103,7 @@ it and `duetime replay` can fire it. With filters, it shows how many timers matc
     delete = add_command(
         commands,
         "delete",
-        "finishing:delete",
+        "cancel_delete_replay:delete",
         "delete timers with their history",
         """\
 Delete timers for good. A deleted timer does not fire and nothing of it is kept; use cancel to keep it. A timer that is
@@ -111,7 +116,7 @@ executing can't be deleted. It asks for confirmation.""",
     replay = add_command(
         commands,
         "replay",
-        "finishing:replay",
+        "cancel_delete_replay:replay",
         "fire finished timers once more",
         """\
 Fire finished timers once more, now: those with the given ids, or all with a --status that match the filters. With
@@ -128,7 +133,9 @@ filters, it shows how many timers match and asks for confirmation.""",
         "attempts",
         "timers:attempts",
         "show the latest attempts of a timer",
-        "Show the latest ten attempts of a timer, oldest first.",
+        """\
+Show the latest ten attempts of a timer, oldest first. A narrow terminal shows fewer columns and cuts long texts; --json
+or a wider terminal shows all.""",
         "  duetime attempts shop/cart-1",
     )
     attempts.add_argument("timer", help=_NAMED)
@@ -140,7 +147,8 @@ filters, it shows how many timers match and asks for confirmation.""",
         "follow a timer, or show what is due next and what just finished",
         """\
 Follow one timer until it is finished; the exit code is 0 if it completed and 1 if it did not. Without a timer, show
-what is due next and what just finished until Ctrl-C. With --json each change is one line: the timer.""",
+what is due next and what just finished until Ctrl-C. A narrow terminal shows fewer columns and cuts long texts, but no
+id; --json or a wider terminal shows all. With --json each change is one line: the timer.""",
         "  duetime watch order-7 && echo done\n  duetime watch --namespace shop",
     )
     watch.add_argument("timer", nargs="?", help=_NAMED)
@@ -183,9 +191,16 @@ def _add_timer_options(parser: Parser, *, new: bool) -> None:
         "--at",
         type=ahead,
         metavar="TIME",
-        help="at a local time ('tomorrow 9:00', 'friday 9:00', '2030-12-24 18:00') or in RFC 3339",
+        help="at a local time ('tomorrow 9am', 'next monday 8:30', noon, '2030-12-24 18:00'), in RFC 3339, or now",
     )
-    parser.add_argument("--url", dest="callback_url", metavar="URL", required=new, help="the URL to call")
+    target = parser.add_mutually_exclusive_group(required=new)
+    target.add_argument("--url", dest="callback_url", metavar="URL", help="the URL to call")
+    target.add_argument(
+        "--subject",
+        dest="callback_subject",
+        metavar="SUBJECT",
+        help="the NATS subject to publish to, in place of --url; the service needs a broker",
+    )
     if new:
         parser.add_argument("--id", help="your own id: a repeated create with it creates no second timer")
         parser.add_argument("--namespace", metavar="NAME", help="the timer's namespace [the profile's, or default]")
@@ -208,6 +223,27 @@ def _add_timer_options(parser: Parser, *, new: bool) -> None:
     parser.add_argument("--correlation-id", metavar="TEXT", help="a text shared by timers that belong together")
     parser.add_argument(
         "--retries", type=count_or_none, metavar="N", help=with_default("how often a failed attempt is retried", "3")
+    )
+    parser.add_argument(
+        "--retry-initial-interval",
+        type=duration,
+        metavar="DURATION",
+        help=with_default("the wait before the first retry", "30s"),
+    )
+    parser.add_argument(
+        "--retry-max-interval", type=duration, metavar="DURATION", help=with_default("the longest wait", "10m")
+    )
+    parser.add_argument(
+        "--retry-backoff",
+        type=factor,
+        metavar="FACTOR",
+        help=with_default("the factor from each wait to the next", "2"),
+    )
+    parser.add_argument(
+        "--give-up-on",
+        type=statuses,
+        metavar="STATUSES",
+        help=with_default("HTTP statuses that fail the timer at once, like 400,404, or none", "none"),
     )
     parser.add_argument(
         "--timeout", type=duration, metavar="DURATION", help=with_default("the timeout of an attempt", "30s")

@@ -26,7 +26,7 @@ const statusesFault = (typed) =>
 
 // What completes a timer, by its responseProtocol.
 export const COMPLETED_BY = {
-  answer: 'HTTP 200 with {"ok": true}, or any 2xx without a body',
+  answer: 'HTTP 200 with {"ok": true}, or any 2xx with an empty body',
   status: "any 2xx response",
 };
 

@@ -14,6 +14,27 @@ export function el(tag, attributes = {}, ...children) {
 
 export const button = (text, click, attributes = {}) => el("button", { type: "button", click, ...attributes }, text);
 
+// Makes a node equal to another one, in place: a node that is replaced loses the focus, and the click if the mouse button
+// is down. Only for nodes without listeners.
+export function become(node, fresh) {
+  if (node.isEqualNode(fresh)) return;
+  if (node.nodeName !== fresh.nodeName) node.replaceWith(fresh);
+  else if (node.nodeType === Node.TEXT_NODE) node.data = fresh.data;
+  else {
+    for (const { name } of [...node.attributes]) if (!fresh.hasAttribute(name)) node.removeAttribute(name);
+    for (const { name, value } of fresh.attributes) node.setAttribute(name, value);
+    const [before, after] = [[...node.childNodes], [...fresh.childNodes]];
+    for (const one of before.slice(after.length)) one.remove();
+    after.forEach((one, at) => (at < before.length ? become(before[at], one) : node.append(one)));
+  }
+}
+
+// Shows these nodes in a place. Those that are there already keep the focus, the selection and the click that has begun.
+export function put(place, nodes) {
+  if (nodes.length !== place.children.length || nodes.some((node, at) => node !== place.children[at]))
+    place.replaceChildren(...nodes);
+}
+
 // A heading that gets the focus when its page is shown.
 export const title = (...inside) => el("h1", { tabindex: "-1" }, ...inside);
 

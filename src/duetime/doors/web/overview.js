@@ -3,7 +3,7 @@
 import { lists, ownClocks } from "./abilities.js";
 import * as api from "./api.js";
 import { chart } from "./chart.js";
-import { badge, counted, el, meaning, number, plural, section, title } from "./dom.js";
+import { badge, become, counted, el, meaning, number, plural, section, title } from "./dom.js";
 import { firstTimer } from "./first.js";
 import { follows, onPulse } from "./live.js";
 import { local, now, relative, setNow, span, utc } from "./time.js";
@@ -44,8 +44,8 @@ export async function show(main, _, signal) {
   const tiles = el("ul", { class: "tiles", "aria-label": "Timers by status" });
   const welcome = el("div");
   const fires = chart({
-    heading: "Fires per second",
-    lines: [{ label: "Fires per second", color: "accent", text: perSecond }],
+    heading: "Attempts per second",
+    lines: [{ label: "Attempts per second", color: "accent", text: perSecond }],
     summary: ([, values]) =>
       values.length
         ? `Now ${perSecond(values.at(-1))}, peak ${perSecond(Math.max(...values))}.`
@@ -61,7 +61,7 @@ export async function show(main, _, signal) {
     ],
     summary: ([, p99, p50]) =>
       last(p50) === undefined
-        ? "No timer fired in the last hour."
+        ? "No attempts in the last hour."
         : `Latest: p50 ${ms(last(p50))}, p99 ${ms(last(p99))}.`,
     signal,
   });
@@ -115,7 +115,7 @@ export async function show(main, _, signal) {
       const many = el("strong", { title: meaning(count) }, counted(count));
       return el("li", {}, el(tag, { class: `tile ${more}`, href }, many, inside));
     };
-    tiles.replaceChildren(
+    const fresh = [
       ...STATUSES.map((status) => tile({ timers: statuses[status] ?? 0, estimated }, { status }, badge(status), status)),
       tile(
         shown.overdue,
@@ -128,7 +128,9 @@ export async function show(main, _, signal) {
         ),
         alarming(shown.overdueReasons) ? "late" : "",
       ),
-    );
+    ];
+    if (tiles.children.length) fresh.forEach((one, at) => become(tiles.children[at], one));
+    else tiles.append(...fresh);
   };
   const draw = () => {
     activity = shown.activity;
@@ -177,8 +179,8 @@ function judged(seen) {
     ? ` ${counted(overdue)} ${overdue.timers === 1 ? "timer is" : "timers are"} overdue${because && `: ${because}`}.`
     : ` ${because ? `Overdue: ${because}` : "Nothing is overdue"}.`;
   const firedSays = fired
-    ? `About ${plural(fired, "timer")} fired in the last 5 minutes: half within ${span(p50)} of their due time, 99% within ${span(p99)}.`
-    : "No timer fired in the last 5 minutes.";
+    ? `About ${plural(fired, "attempt")} in the last 5 minutes: half started within ${span(p50)} of their due time, 99% within ${span(p99)}.`
+    : "No attempts in the last 5 minutes.";
   const away = instances.filter((instance) => !instance.serving).length;
   const says = (kind, word, text) => [
     el("p", { class: `word ${kind}` }, word),

@@ -4,7 +4,7 @@ import { lists } from "./abilities.js";
 import * as api from "./api.js";
 import { curlOf } from "./curl.js";
 import { COMPLETED_BY, definitionForm } from "./definition.js";
-import { badge, button, copy, dialog, el, say, section, title } from "./dom.js";
+import { badge, become, button, copy, dialog, el, put, say, section, title } from "./dom.js";
 import { follows, onChange } from "./live.js";
 import { standing, story } from "./story.js";
 import { local, now, offsetAt, precise, relative, utc, zone } from "./time.js";
@@ -99,10 +99,12 @@ export async function show(main, { path }, signal) {
       "curl",
       status !== "executing" && "remove",
     ].filter(Boolean);
-    actions.replaceChildren(...offered.map((name) => BUTTONS[name]));
+    put(actions, offered.map((name) => BUTTONS[name]));
     if (acting) (actions.contains(focused) ? focused : actions.firstElementChild).focus();
     line.replaceChildren(...story(timer, attempts).map(step));
-    facts.replaceChildren(
+    const fields = el(
+      "dl",
+      { class: "facts" },
       ...[
         ["Id", timer.id],
         ["Namespace", el("a", { href: `#/namespaces/${encodeURIComponent(timer.namespace)}` }, timer.namespace)],
@@ -126,6 +128,7 @@ export async function show(main, { path }, signal) {
         .filter(Boolean)
         .flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
     );
+    become(facts, fields);
     const headers = Object.entries(timer.callbackHeaders);
     data.replaceChildren(
       ...[

@@ -4,7 +4,7 @@ import { lists } from "./abilities.js";
 import * as api from "./api.js";
 import { bulk } from "./bulk.js";
 import { namespaceNames } from "./definition.js";
-import { badge, button, counted, el, meaning, murmur, plural, title } from "./dom.js";
+import { badge, button, counted, el, meaning, murmur, plural, put, title } from "./dom.js";
 import { exportButtons } from "./export.js";
 import { choice, text } from "./fields.js";
 import { firstTimer } from "./first.js";
@@ -115,9 +115,7 @@ export async function show(main, { query }, signal) {
     rows.clear();
     for (const [key, one] of shown) rows.set(key, one);
     const wanted = shown.map(([, one]) => one.row);
-    // Rows that don't move keep the focus and the selection.
-    if (wanted.length !== body.children.length || wanted.some((row, at) => row !== body.children[at]))
-      body.replaceChildren(...wanted);
+    put(body, wanted);
     if (link)
       [...body.querySelectorAll("a")].find((one) => one.getAttribute("href") === link)?.focus({ preventScroll: true });
     follows = page.nextCursor;

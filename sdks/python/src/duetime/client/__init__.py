@@ -12,22 +12,22 @@ that a callback is genuine.
 ``TypeError`` for an argument of the wrong type:
 
     DuetimeClientError     code, message, details, status
-    ├── InvalidRequest       the request breaks a rule; details["field"] names the field
-    │   └── Unsupported        the server's database does not support it
+    ├── InvalidRequest       the request breaks a rule; details["field"] is the field of the API
+    │   └── Unsupported        the service's database does not support it
     ├── Unauthorized         the API key is missing or wrong
     ├── NotFound             the timer, namespace or secret does not exist
     ├── Conflict             the id or name is taken, or the timer's status does not allow the operation
     ├── NotPending           the timer is executing or finished, so it can no longer be changed
-    ├── Unavailable          the server can't serve the request now: 429, or 5xx except 501
-    ├── ConnectionFailed     no complete response arrived; sent: whether the server may have carried it out nevertheless
+    ├── Unavailable          the service can't serve the request now: 429, or 5xx except 501
+    ├── ConnectionFailed     no complete response arrived; sent: whether the service may have carried it out anyway
     ├── UnexpectedResponse   the response is not one that Duetime sends: does another server listen at the URL?
-    └── InvalidSignature     verify_webhook: the callback is not from the server, or is too old
+    └── InvalidSignature     verify_webhook: the callback is not from the service, or is too old
 
 The client retries failed connections and the statuses 429, 502, 503 and 504 until ``timeout_seconds`` are over. That is
 safe because the calls are idempotent: a create carries an id (the client generates one if none is given), an update
 describes the wanted result, and a delete that finds nothing has been carried out already. ``replay``, ``replay_all``,
-``add_secret`` and an ``upsert`` with a ``delay`` are not idempotent. The client retries them only when the server can't
-have seen the request.
+``add_secret`` and an ``upsert`` with a ``delay`` are not idempotent. The client retries them only when the service
+can't have seen the request.
 """
 
 from duetime.client.async_client import AsyncClient

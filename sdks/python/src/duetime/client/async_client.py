@@ -35,7 +35,7 @@ class _Malformed(Exception):
 
 
 class AsyncClient(AsyncOperations):
-    """A client of one server for one event loop. Calls may run concurrently.
+    """A client of one service for one event loop. Calls may run concurrently.
 
     It has the arguments and defaults of ``Client``. Use it in an ``async with`` block or ``close`` it.
     """

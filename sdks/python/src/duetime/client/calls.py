@@ -22,9 +22,13 @@ import msgspec
 from msgspec import Struct
 
 from duetime.client import values
-from duetime.client.errors import DuetimeClientError, Failure, InvalidRequest, UnexpectedResponse, error_of
+from duetime.client.errors import DuetimeClientError, InvalidRequest, UnexpectedResponse
+from duetime.client.failures import Failure, error_of
 from duetime.client.values import (
     DEFAULT_NAMESPACE,
+    FIELDS,
+    FILTERS,
+    POLICY_FIELDS,
     Attempt,
     Changes,
     Cluster,
@@ -45,7 +49,7 @@ from duetime.client.values import (
 BASE = "/api/v1"
 PAGE_SIZE = 200
 BULK_MAX = 1_000
-"""How many timers the server cancels or replays in one request."""
+"""How many timers the service cancels or replays in one request."""
 
 T = TypeVar("T")
 
@@ -272,8 +276,8 @@ def namespace(name: str) -> Call[Namespace]:
 def create_namespace(
     name: str, *, shards: int | None = None, retention: timedelta | str | None = None, weight: int | None = None
 ) -> Call[Namespace]:
-    """Create a namespace. ``retention`` is how long the server keeps its finished timers, or ``"forever"``; ``weight``,
-    from 1 to 100, is its share when more timers are due than can be delivered.
+    """Create a namespace. ``retention`` is how long the service keeps its finished timers, or ``"forever"``;
+    ``weight``, from 1 to 100, is its share when more timers are due than can be delivered.
 
     The same create again returns the existing namespace; with other settings it raises ``Conflict``.
     """
@@ -300,7 +304,7 @@ def resume(name: str) -> Call[Namespace]:
 
 
 def add_secret(name: str) -> Call[NewSecret]:
-    """Create a signing secret, which the server shows only once. The previous one signs too for 24 hours."""
+    """Create a signing secret, which the service shows only once. The previous one signs too for 24 hours."""
     return _call("POST", _named(name) + "/secrets", NewSecret, repeatable=False)
 
 
@@ -324,7 +328,7 @@ def cluster() -> Call[Cluster]:
 
 
 def health() -> Call[Health]:
-    """Fetch the health of the server; raises ``Unavailable`` when it has lost its database. Needs no API key."""
+    """Fetch the health of the service; raises ``Unavailable`` when it has lost its database. Needs no API key."""
     return Call(method="GET", path="/health", read=_health)
 
 
@@ -355,24 +359,18 @@ def _filters(
     execute_after: datetime | str | None,
     execute_before: datetime | str | None,
 ) -> dict[str, str]:
+    def time(name: str, value: datetime | str | None) -> str | None:
+        return None if value is None else time_text(value, name, FILTERS[name])
+
     given = {
         "namespace": namespace,
         "id": id,
         "status": status,
-        "correlationId": correlation_id,
-        "executeAfter": None if execute_after is None else _time("execute_after", execute_after),
-        "executeBefore": None if execute_before is None else _time("execute_before", execute_before),
+        "correlation_id": correlation_id,
+        "execute_after": time("execute_after", execute_after),
+        "execute_before": time("execute_before", execute_before),
     }
-    return {name: str(value) for name, value in given.items() if value is not None}
-
-
-def _time(name: str, value: datetime | str) -> str:
-    return time_text(value, name, _camel(name))
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
+    return {FILTERS[name]: str(value) for name, value in given.items() if value is not None}
 
 
 def _encode(value: Any) -> bytes:
@@ -423,7 +421,6 @@ def _described(fields: NewTimer) -> dict[str, Any]:
     return described
 
 
-_NAMES = {name: _camel(name) for name in NewTimer.__annotations__}
 _TIMES = {"execute_at"}
 _DURATIONS = {"delay", "callback_timeout", "max_retry_attempts_duration", "initial_interval", "max_interval"}
 _NULLABLE = {"payload", "metadata"}
@@ -433,28 +430,25 @@ def _changes(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields as the API names and writes them."""
     written: dict[str, Any] = {}
     for name, value in fields.items():
-        if name not in _NAMES:
-            known = {one: f'retry_policy={{"{one}": …}}' for one in _POLICY_NAMES} | {one: one for one in _NAMES}
+        if name not in FIELDS:
+            known = {one: f'retry_policy={{"{one}": …}}' for one in POLICY_FIELDS} | {one: one for one in FIELDS}
             raise _unknown("a timer", name, known)
         if value is None and name not in _NULLABLE:
             continue
         if name == "retry_policy":
             value = _policy(value)
-        written[_NAMES[name]] = _written(name, _NAMES[name], value)
+        written[FIELDS[name]] = _written(name, FIELDS[name], value)
     return written
-
-
-_POLICY_NAMES = dict(zip(RetryPolicy.__struct_fields__, RetryPolicy.__struct_encode_fields__, strict=True))
 
 
 def _policy(given: RetryPolicy | Mapping[str, Any]) -> dict[str, Any]:
     fields = msgspec.structs.asdict(given) if isinstance(given, RetryPolicy) else given
     written = {}
     for name, value in fields.items():
-        if name not in _POLICY_NAMES:
-            raise _unknown("a retry policy", name, {one: one for one in _POLICY_NAMES})
+        if name not in POLICY_FIELDS:
+            raise _unknown("a retry policy", name, {one: one for one in POLICY_FIELDS})
         if value is not None:
-            written[_POLICY_NAMES[name]] = _written(name, f"retryPolicy.{_POLICY_NAMES[name]}", value)
+            written[POLICY_FIELDS[name]] = _written(name, f"retryPolicy.{POLICY_FIELDS[name]}", value)
     return written
 
 
@@ -516,7 +510,7 @@ def _results(body: bytes) -> list[Timer | DuetimeClientError]:
 
 
 def _ids(body: bytes) -> list[str | DuetimeClientError]:
-    # A server that does not get or know the preference returns whole timers.
+    # A service that does not get or know the preference returns whole timers.
     return [
         result.id or (result.timer and result.timer.id) or _error(result) for result in _read(body, _Results).results
     ]

@@ -1,11 +1,11 @@
-"""What ``Client`` and ``AsyncClient`` share: the server's address, the retries, and the list of their methods.
+"""What ``Client`` and ``AsyncClient`` share: the service's address, the retries, and the list of their methods.
 
 ``exchange`` is one call from start to end without any I/O: a generator that tells its transport to send or to wait and
 gets the result. Each client is a transport with a loop of ten lines around it.
 
 A call is retried after a failed connection and after the statuses 429, 502, 503 and 504, with exponential backoff and
 jitter, and never sooner than ``Retry-After``. It ends with the last error when its attempts or its time are used up. A
-call that must not run twice is retried only when the server can't have seen it, that is, after a 429 or when no
+call that must not run twice is retried only when the service can't have seen it, that is, after a 429 or when no
 connection was made; it always gets a new connection.
 """
 
@@ -32,16 +32,15 @@ from duetime.client.errors import (
     NotFound,
     Unauthorized,
     UnexpectedResponse,
-    error_from,
-    not_duetime,
 )
+from duetime.client.failures import error_from, not_duetime
 from duetime.client.values import Timer, TimerPage
 from duetime.client.version import __version__
 
 DEFAULT_URL = "http://localhost:3000"
 URL_VARIABLE = "TIMER_URL"
 KEY_VARIABLE = "API_KEY"
-KEY_FILE = "duetime.key"  # the server writes it when it generates its own key
+KEY_FILE = "duetime.key"  # the service writes it when it generates its own key
 
 RESPONSE_BYTES_MAX = 512 * 1024 * 1024
 IDLE_MAX = 16
@@ -53,11 +52,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-# --- the server ----------------------------------------------------------------------------------------------------
+# --- the service ----------------------------------------------------------------------------------------------------
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
-    """A server and the headers of every request to it."""
+    """A service and the headers of every request to it."""
 
     url: str
     tls: bool
@@ -69,7 +68,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
 
 def endpoint(url: str | None, key: str | None) -> Endpoint:
-    """The server from the arguments or the environment; the key also from the file that the server writes."""
+    """The service from the arguments or the environment; the key also from the file that the service writes."""
     url = (url or os.environ.get(URL_VARIABLE, "").strip() or DEFAULT_URL).rstrip("/")
     try:
         parts = urlsplit(url)
@@ -79,9 +78,9 @@ def endpoint(url: str | None, key: str | None) -> Endpoint:
         if "@" in parts.netloc or not url.isascii() or not url.isprintable() or " " in url:
             raise ValueError
     except ValueError:
-        raise InvalidRequest(f"{url!r} is not the address of a server, such as {DEFAULT_URL}") from None
+        raise InvalidRequest(f"{url!r} is not the address of a service, such as {DEFAULT_URL}") from None
     if url.endswith(BASE):
-        raise InvalidRequest(f"{url!r} is not the address of a server: give the address without {BASE}")
+        raise InvalidRequest(f"{url!r} is not the address of a service: give the address without {BASE}")
     tls = parts.scheme == "https"
     headers = {"accept": "application/json", "user-agent": f"duetime-python/{__version__}"}
     key = key or os.environ.get(KEY_VARIABLE, "").strip() or _key_from_file()
@@ -108,7 +107,7 @@ def _key_from_file() -> str | None:
 
 
 def _no_key() -> str:
-    return f"the server needs an API key: pass key=, set {KEY_VARIABLE}, or copy its {KEY_FILE} to {Path.cwd()}"
+    return f"the service needs an API key: pass key=, set {KEY_VARIABLE}, or copy its {KEY_FILE} to {Path.cwd()}"
 
 
 # --- one call ------------------------------------------------------------------------------------------------------
@@ -147,8 +146,8 @@ class NoResponse(Struct, frozen=True, kw_only=True):
     """No complete response arrived."""
 
     reason: str
-    sent: bool  # whether the server may have seen the request
-    reused: bool = False  # whether the connection was reused: the server may have closed it while it was idle
+    sent: bool  # whether the service may have seen the request
+    reused: bool = False  # whether the connection was reused: the service may have closed it while it was idle
 
 
 Exchange = Generator[Send | Wait, Response | NoResponse | None, T]
@@ -158,7 +157,7 @@ def exchange(call: Call[T], to: Endpoint, options: Options, clock: Clock) -> Exc
     deadline = clock.monotonic() + options.timeout_seconds
     headers = to.headers | call.headers | ({} if call.body is None else {"content-type": "application/json"})
     fresh = not call.repeatable
-    doubtful = False  # whether the server may have carried out an earlier attempt
+    doubtful = False  # whether the service may have carried out an earlier attempt
     failed = 0
     while True:
         left = max(deadline - clock.monotonic(), 0.001)

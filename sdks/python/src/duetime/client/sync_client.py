@@ -31,15 +31,15 @@ _PIECE_BYTES = 1 << 20
 
 
 class _TooLarge(Exception):
-    """The response is larger than any that the server sends."""
+    """The response is larger than any that the service sends."""
 
 
 class Client(SyncOperations):
-    """A client of one server. Any number of threads may share it.
+    """A client of one service. Any number of threads may share it.
 
-    The server is ``url``, the environment variable ``TIMER_URL``, or http://localhost:3000. The API key is ``key``, the
-    environment variable ``API_KEY``, or the content of the file ``duetime.key`` in the working directory. A call ends
-    within ``timeout_seconds``, retries included. Use the client in a ``with`` block or ``close`` it.
+    Its address is ``url``, the environment variable ``TIMER_URL``, or http://localhost:3000. The API key is ``key``,
+    the environment variable ``API_KEY``, or the content of the file ``duetime.key`` in the working directory. A call
+    ends within ``timeout_seconds``, retries included. Use the client in a ``with`` block or ``close`` it.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Client(SyncOperations):
             body = self._read(connection, response, deadline)
         except (OSError, http.client.HTTPException, _TooLarge) as error:
             connection.close()
-            # A connection that the server closed while it was idle fails at once. One that times out was open.
+            # A connection that the service closed while it was idle fails at once. One that times out was open.
             reused = kept is not None and not isinstance(error, TimeoutError)
             return NoResponse(reason=reason_of(error), sent=sent, reused=reused)
         except BaseException:
@@ -124,7 +124,7 @@ class Client(SyncOperations):
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 raise TimeoutError
-            if connection.sock is not None:  # None when the server closes the connection after the response
+            if connection.sock is not None:  # None when the service closes the connection after the response
                 connection.sock.settimeout(left)
         if response.length:
             raise http.client.IncompleteRead(b"", response.length)

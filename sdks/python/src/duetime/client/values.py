@@ -52,7 +52,7 @@ def time_text(value: datetime | str, name: str, field: str | None = None) -> str
         raise InvalidRequest(f"{name} needs a time zone: add tzinfo=UTC, for example", details={"field": field or name})
     if value < _EPOCH:
         raise InvalidRequest(f"{name} must not be before 1970", details={"field": field or name})
-    # Rounded up to the millisecond, as on the server: a timer never fires too early.
+    # Rounded up to the millisecond, as in the service: a timer never fires too early.
     value = value.astimezone(UTC) + timedelta(microseconds=-value.microsecond % 1000)
     return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -76,7 +76,7 @@ def duration_text(value: timedelta | str, name: str, field: str | None = None) -
 
 
 def duration_of(text: str) -> Duration:
-    """A duration as the server writes it; ``ValueError`` for anything else."""
+    """A duration as the service writes it; ``ValueError`` for anything else."""
     match = _DURATION(text)
     if match is None or not text:
         raise ValueError(f"{text!r} is not a duration")
@@ -109,12 +109,12 @@ class OutcomeKind(enum.StrEnum):
     ANSWERED = "answered"  # the receiver responded
     UNREACHABLE = "unreachable"  # no connection, or it broke before the response
     TIMED_OUT = "timed_out"
-    REFUSED = "refused"  # the server did not allow the address, or the broker did not take the message
-    UNSENT = "unsent"  # the server could not send it: the attempt does not count
+    REFUSED = "refused"  # the service did not allow the address, or the broker did not take the message
+    UNSENT = "unsent"  # the service could not send it: the attempt does not count
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """When the server retries a failed attempt."""
+    """When the service retries a failed attempt."""
 
     max_retries: int
     max_retry_attempts_duration: Duration
@@ -122,7 +122,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True, rename="camel", omit_defaul
     backoff_multiplier: float
     max_interval: Duration
     jitter: bool
-    give_up_on: tuple[int, ...] | None = None  # HTTP statuses that fail the timer at once; None: the server has no list
+    give_up_on: tuple[int, ...] | None = None  # HTTP statuses that fail the timer at once; None: an older service
 
 
 class Timer(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -162,11 +162,11 @@ class Count(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     timers: int
     more: bool  # True: there are more, the count stopped at its limit
-    estimated: bool = False  # True: the server's database keeps no exact number
+    estimated: bool = False  # True: the service's database keeps no exact number
 
 
 class Attempt(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One delivery attempt. The server keeps the latest ten of a timer."""
+    """One delivery attempt. The service keeps the latest ten of a timer."""
 
     attempt: int
     sent_at: datetime
@@ -195,7 +195,7 @@ class Namespace(Struct, frozen=True, kw_only=True, rename="camel"):
 
     name: str
     shards: int
-    retention: str | None  # like "30d", or "forever"; None: the server's default
+    retention: str | None  # like "30d", or "forever"; None: the service's default
     weight: int = 1  # its share when more is due than can be delivered
     paused: bool
     created_at: datetime
@@ -207,11 +207,11 @@ class Namespaces(Struct, frozen=True):
 
 
 class Instance(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A server process of the cluster."""
+    """One process of the cluster."""
 
     id: str
     name: str  # host and process id
-    version: str  # of the server
+    version: str  # of the service
     started_at: datetime
     alive_until: datetime
     serving: bool  # False while its clock differs too much from the database's
@@ -220,7 +220,7 @@ class Instance(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Abilities(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the server's database supports. Requests that it does not support raise ``Unsupported``."""
+    """What the service's database supports. Requests that it does not support raise ``Unsupported``."""
 
     orders: list[str]  # the orders in which it can list timers
     offset_max: int | None
@@ -235,7 +235,7 @@ class Cluster(Struct, frozen=True, kw_only=True, rename="camel"):
     instances: list[Instance]
     shards: int  # the total number
     unowned: list[int]  # shards without an owner: their timers wait
-    abilities: Abilities | None = None  # None from a server that does not report them
+    abilities: Abilities | None = None  # None from a service that does not report them
 
 
 class ActivityPoint(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -298,7 +298,7 @@ class Overview(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class NewSecret(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A new signing secret. The server shows it only once."""
+    """A new signing secret. The service shows it only once."""
 
     id: str
     secret: str
@@ -306,11 +306,11 @@ class NewSecret(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """The health of the server."""
+    """The health of the service."""
 
     status: str  # "up" or "degraded"
     database: str
-    timestamp: datetime  # the server's time
+    timestamp: datetime  # the service's time
 
 
 def _duration(kind: type, given: Any) -> Any:
@@ -381,3 +381,19 @@ class NewTimer(Changes, total=False):
 
     namespace: str | None
     id: str | None
+
+
+# --- the names of the API ------------------------------------------------------------------------------------------
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+FIELDS = {name: _camel(name) for name in NewTimer.__annotations__}
+FILTERS = {
+    name: _camel(name) for name in ("namespace", "id", "status", "correlation_id", "execute_after", "execute_before")
+}
+POLICY_FIELDS = dict(zip(RetryPolicy.__struct_fields__, RetryPolicy.__struct_encode_fields__, strict=True))
+"""The field of the API for each argument of the client."""
