@@ -30,7 +30,8 @@ class Database(Struct, frozen=True, kw_only=True):
             return getattr(import_module(module), name)
         except ImportError as error:
             raise SettingsError(
-                f"DATABASE_URL: the driver for {self.name} is missing ({error}): pip install duetime[{self.extra}]"
+                f"DATABASE_URL: the driver for {self.name} is missing ({error}): "
+                f'pip install ./sdks/python ".[{self.extra}]" in its source folder'
             ) from error
 
 

@@ -348,8 +348,8 @@ def test_errors_of_the_service_name_what_was_typed(shell: Shell) -> None:
     for command in (["list"], ["count"], ["cancel"], ["replay", "--status", "failed"]):
         line = shell.bad(1, *command, "--namespace", "nope")
         assert line.startswith("namespace 'nope' does not exist: create it with `duetime namespaces create`")
-    assert "the server rejected the API key" in shell.bad(1, "list", API_KEY="x" * 40)
-    assert "the server rejected the API key" in shell.bad(1, "list", API_KEY="")
+    assert "the service rejected the API key" in shell.bad(1, "list", API_KEY="x" * 40)
+    assert "the service rejected the API key" in shell.bad(1, "list", API_KEY="")
     assert "not the address of a service" in shell.bad(1, "--server", "nowhere", "list")
 
 
