@@ -8,7 +8,7 @@
     │   └── PayloadTooLarge  the request is larger than the settings allow
     ├── TimerNotFound        the timer does not exist
     ├── TimerConflict        a timer with this id exists with different parameters
-    │   └── TimerNotFinal    the timer can't be replayed because it is not finished
+    ├── TimerNotFinal        the timer can't be replayed because it is not finished
     ├── TimerNotPending      the timer is executing or final, so it can't be changed
     ├── UnknownNamespace     the namespace does not exist
     ├── NamespaceConflict    a namespace with this name exists with different settings
@@ -26,6 +26,8 @@ The APIs respond to ``Quarantined`` and ``StoreError`` with 5xx, and to all othe
 """
 
 from __future__ import annotations
+
+UUID_CHARS = 36
 
 
 class DuetimeError(Exception):
@@ -66,21 +68,23 @@ class TimerNotFound(DuetimeError):
 
 
 class TimerConflict(DuetimeError):
-    """A timer with this identity exists with different parameters."""
+    def __init__(self, namespace: str, id: str) -> None:
+        super().__init__(f"a timer with id '{id}' already exists in namespace '{namespace}' with different parameters")
 
 
-class TimerNotFinal(TimerConflict):
+class TimerNotFinal(DuetimeError):
     """Only a finished timer can be replayed."""
 
     def __init__(self, status: str) -> None:
-        super().__init__(f"cannot replay timer with status '{status}': only finished timers can be replayed")
+        super().__init__(f"can't replay a timer with status '{status}': only finished timers can be replayed")
 
 
 class TimerNotPending(DuetimeError):
     """The timer is not pending any more, so it can't be changed."""
 
     def __init__(self, verb: str, status: str) -> None:
-        super().__init__(f"cannot {verb} timer with status '{status}'")
+        super().__init__(f"can't {verb} a timer with status '{status}'")
+        self.verb = verb
         self.status = status
 
 
@@ -102,8 +106,10 @@ class TooManyNamespaces(DuetimeError):
 
 
 class SecretNotFound(DuetimeError):
-    def __init__(self) -> None:
-        super().__init__("the namespace has no secret with this id")
+    def __init__(self, namespace: str, id: str) -> None:
+        # A key that was given for the id is longer, and must not appear in messages.
+        shown = id if len(id) <= UUID_CHARS else "…"
+        super().__init__(f"secret '{shown}' not found in namespace '{namespace}'")
 
 
 class Quarantined(DuetimeError):

@@ -14,6 +14,9 @@ Stores write the result on condition that the row still has the revision that it
 
 from __future__ import annotations
 
+import re
+from difflib import get_close_matches
+
 import msgspec
 
 from duetime.errors import InvalidInput, TimerNotFinal, TimerNotPending
@@ -56,6 +59,22 @@ class _Answer(msgspec.Struct):
 
 
 _answer_decoder = msgspec.json.Decoder(_Answer)
+_keys_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+_ANSWER_FIELDS = {name.lower(): name for name in _Answer.__struct_encode_fields__}
+_WRONG_TYPE = re.compile(r"Expected `[^`]*`, got `([^`]*)`(?: - at `\$\.(\w+)`)?").fullmatch
+_NOUNS = {
+    "null": "null",
+    "bool": "a boolean",
+    "int": "a number",
+    "float": "a number",
+    "str": "a string",
+    "array": "an array",
+    "object": "an object",
+}
+KEYS_COMPARED_MAX = 32
+SIMILARITY_MIN = 0.81  # "executeAt" is similar to "nextExecuteAt", "entry" is not similar to "retry"
+_PLAIN_KEY = re.compile("[A-Za-z_-]{1,32}").fullmatch
 
 
 def begin(timer: Timer, *, now: Instant, version: int) -> Timer:
@@ -273,26 +292,58 @@ def _read(protocol: ResponseProtocol, outcome: Outcome) -> tuple[str | None, Ins
     """The error, the time to reschedule to, and whether the receiver rejects retries. No error and no time: success."""
     if outcome.kind is not OutcomeKind.ANSWERED:
         return outcome.error or str(outcome.kind), None, False
-    status = outcome.status
-    if status is None or (200 <= status < 300 and (protocol is ResponseProtocol.STATUS or not outcome.body)):
+    status, body = outcome.status, outcome.body
+    if status is None:
         return None, None, False  # A broker reports no status: it only acks the message.
     if not 200 <= status < 300:
         return outcome.error or f"HTTP {status}", None, False
+    if protocol is ResponseProtocol.STATUS or not body or body.isspace():
+        return None, None, False
     if status != 200:
         return f"HTTP {status} with a body: {_EXPECTED}", None, False
     try:
-        answer = _answer_decoder.decode(outcome.body)
+        answer = _answer_decoder.decode(body)
         if answer.ok:
             return None, None, False
         if answer.next_execute_at is not None:
             return None, parse_time(answer.next_execute_at, "nextExecuteAt"), False
-    except (msgspec.ValidationError, InvalidInput, RecursionError) as error:
-        advice = "" if "nextExecuteAt" in str(error) else f"; {_EXPECTED}"
-        return f"response body not understood: {error}{advice}", None, False
+    except InvalidInput as error:
+        return f"in the response body, {error}", None, False
+    except RecursionError:
+        return f"the response body is nested too deeply; {_EXPECTED}", None, False
+    except msgspec.ValidationError as error:
+        return _body_fault(str(error), body), None, False
     except (msgspec.DecodeError, UnicodeDecodeError):
-        text = outcome.body[: 4 * BODY_CHARS_SHOWN_MAX].decode("utf-8", "replace")
+        text = body[: 4 * BODY_CHARS_SHOWN_MAX].decode("utf-8", "replace")
         shown = text if len(text) <= BODY_CHARS_SHOWN_MAX else text[: BODY_CHARS_SHOWN_MAX - 1] + "…"
         return f'the response body "{shown}" is not JSON; {_EXPECTED}', None, False
     if answer.retry:
-        return 'the receiver responded {"ok": false}', None, False
-    return 'the receiver responded {"ok": false, "retry": false}', None, True
+        return 'the receiver responded {"ok": false}' + _misspelling(body), None, False
+    return 'the receiver responded {"ok": false, "retry": false}' + _misspelling(body), None, True
+
+
+def _body_fault(message: str, body: bytes) -> str:
+    """What is wrong with a response body, by the message of msgspec."""
+    wrong = _WRONG_TYPE(message)
+    if wrong is None:
+        fault = "has no field ok" if "missing" in message else "has a number that is too large"
+        return f"the response body {fault}; {_EXPECTED}{_misspelling(body)}"
+    noun, field = _NOUNS.get(wrong[1], wrong[1]), wrong[2]
+    if field is None:
+        return f"the response body is {noun}; {_EXPECTED}"
+    if field == "nextExecuteAt":
+        return f"in the response body, nextExecuteAt is {noun}, not a string"
+    return f"in the response body, {field} is {noun}, not true or false; {_EXPECTED}"
+
+
+def _misspelling(body: bytes) -> str:
+    """The end of an error for a body with a key that is probably a misspelled field."""
+    try:
+        keys = [key for key in _keys_decoder.decode(body) if _PLAIN_KEY(key)][:KEYS_COMPARED_MAX]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    for key in keys:
+        near = get_close_matches(re.sub("[_-]", "", key).lower(), _ANSWER_FIELDS, 1, SIMILARITY_MIN)
+        if near and (meant := _ANSWER_FIELDS[near[0]]) not in keys:
+            return f"; {key} is not a known field; did you mean {meant}?"
+    return ""

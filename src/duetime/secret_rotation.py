@@ -42,7 +42,7 @@ def add(namespace: Namespace, secret: Secret, now: Instant) -> Namespace:
 def remove(namespace: Namespace, id: str, now: Instant) -> Namespace:
     """The namespace without this secret. The newest secret that still signs becomes the current one."""
     if all(secret.id != id for secret in namespace.secrets):
-        raise SecretNotFound
+        raise SecretNotFound(namespace.name, id)
     kept = [secret for secret in namespace.signing(now) if secret.id != id]
     if kept:
         kept[0] = msgspec.structs.replace(kept[0], expires_at=None)

@@ -124,7 +124,7 @@ class Service:
         """The timer that an earlier, equal request created. Reading it is safe in a batch: it is as large as this
         one."""
         if isinstance(existing, Taken):
-            _check_same(existing.fingerprint, new.fingerprint)
+            _check_repeat(existing, new.namespace, new.id, new.fingerprint)
             return await self.get(new.namespace, new.id)
         return _checked_repeat(existing, new.fingerprint)
 
@@ -384,10 +384,10 @@ class Service:
 
 
 def _checked_repeat(existing: Timer, fingerprint: str) -> Timer:
-    _check_same(existing.fingerprint, fingerprint)
+    _check_repeat(existing, existing.namespace, existing.id, fingerprint)
     return existing
 
 
-def _check_same(existing: str, fingerprint: str) -> None:
-    if not is_repeat(fingerprint, existing):
-        raise TimerConflict("a timer with this key or id already exists with different parameters")
+def _check_repeat(existing: Timer | Taken, namespace: str, id: str, fingerprint: str) -> None:
+    if not is_repeat(fingerprint, existing.fingerprint):
+        raise TimerConflict(namespace, id)

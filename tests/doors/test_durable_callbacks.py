@@ -127,8 +127,20 @@ class TestResponses:
         assert (timer["status"], timer["attempts"], timer["lastError"]) == ("failed", 2, "HTTP 410")
         assert timer["retryPolicy"]["giveUpOn"] == [404, 410]
 
+    @pytest.mark.parametrize("status", [200, 202])
+    def test_body_of_white_space_is_empty(self, service: Durable, receiver: Receiver, status: int) -> None:
+        timer = service.run(receiver.reply(f"/blank-{status}", Reply(status, b" \r\n")), retryPolicy=ONCE)
+        assert (timer["status"], timer["lastError"]) == ("completed", None)
+
+    def test_error_points_out_a_misspelled_time_to_reschedule_to(self, service: Durable, receiver: Receiver) -> None:
+        reply = Reply(200, b'{"ok": false, "next_execute_at": "2999-01-01T00:00:00Z"}')
+        timer = service.run(receiver.reply("/misspelled", reply), retryPolicy=ONCE)
+        message = (
+            'the receiver responded {"ok": false}; next_execute_at is not a known field; did you mean nextExecuteAt?'
+        )
+        assert (timer["status"], timer["lastError"]) == ("failed", message)
+
     INVALID = {
-        "blank": b" ",
         "no object": b"true",
         "text": b"OK",
         "html": b"<html>",

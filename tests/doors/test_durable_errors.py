@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -16,6 +17,11 @@ from tests.malformed import CREATE_PATHS, KINDS, NOT_JSON, WITH_BODY, WRONG, in_
 from tests.servers import KEY, Duetime, unused_address
 
 LIMIT = 256 * 1024
+WITHOUT_FIELDS = [
+    *(("POST", "/timers/default/missing/cancel"), ("POST", "/timers/default/missing/replay")),
+    *(("DELETE", "/timers/default/missing"), ("POST", "/namespaces/missing/secrets")),
+    ("DELETE", "/namespaces/missing/secrets/x"),
+]
 WITHOUT_BODY = [
     *(("GET", "/timers"), ("GET", "/timers/default/there"), ("DELETE", "/timers/default/there")),
     *(("GET", "/timers/default/there/attempts"), ("POST", "/timers/default/there/replay")),
@@ -68,6 +74,25 @@ class TestBodies:
         answer = service.raw(f"{head}Connection: close\r\n\r\n".encode() + chunk * 9 + b"0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 413 "), answer[:200]
         failed_as(json.loads(answer.partition(b"\r\n\r\n")[2]), "PAYLOAD_TOO_LARGE", "body")
+
+
+class TestWithoutFields:
+    """Operations without fields, for a timer and a namespace that do not exist: nothing else is wrong."""
+
+    @pytest.mark.parametrize(("method", "path"), WITHOUT_FIELDS)
+    def test_body_must_be_empty(self, service: Durable, method: str, path: str) -> None:
+        for body in (b"", b"\n", b"{}"):
+            assert service.api(method, path, body=body).status == 404
+        error = failure(service.api(method, path, {"delay": "1d"}), 400, "INVALID_INPUT", "delay")
+        assert error["message"] == "delay is not a known field; this operation takes no fields"
+        for body in (b"null", b"[]", b"{", b"delay=1d"):
+            failure(service.api(method, path, body=body), 400, "INVALID_INPUT", "body")
+
+    @pytest.mark.parametrize(("method", "path"), WITHOUT_FIELDS)
+    def test_body_has_the_limits_of_other_operations(self, service: Durable, method: str, path: str) -> None:
+        failure(service.api(method, path, body=b" " * (LIMIT + 1)), 413, "PAYLOAD_TOO_LARGE", "body")
+        headers = {"X-API-Key": KEY, "Content-Encoding": "gzip"}
+        failure(service.api(method, path, body=b"{}", headers=headers), 415, "UNSUPPORTED_ENCODING")
 
 
 class TestFields:
@@ -141,11 +166,15 @@ class TestPaths:
     @pytest.mark.parametrize(
         ("method", "path", "allowed"),
         [
-            *(("PATCH", "/timers", "GET, POST"), ("DELETE", "/timers", "GET, POST"), ("GET", "/timers/batch", "POST")),
+            *(
+                ("PATCH", "/timers", "GET, HEAD, POST"),
+                ("DELETE", "/timers", "GET, HEAD, POST"),
+                ("GET", "/timers/batch", "POST"),
+            ),
             *(("GET", "/timers/create", "POST"), ("PUT", "/timers/get", "POST"), ("GET", "/timers/replay", "POST")),
-            *(("POST", "/timers/default/there", "DELETE, GET, PUT"), ("PUT", "/namespaces", "GET, POST")),
-            *(("DELETE", "/namespaces/default", "GET, PATCH"), ("GET", "/namespaces/default/secrets", "POST")),
-            *(("GET", "/timers/default/there/replay", "POST"), ("OPTIONS", "/timers", "GET, POST")),
+            *(("POST", "/timers/default/there", "DELETE, GET, HEAD, PUT"), ("PUT", "/namespaces", "GET, HEAD, POST")),
+            *(("DELETE", "/namespaces/default", "GET, HEAD, PATCH"), ("GET", "/namespaces/default/secrets", "POST")),
+            *(("GET", "/timers/default/there/replay", "POST"), ("OPTIONS", "/timers", "GET, HEAD, POST")),
         ],
     )
     def test_wrong_method_is_rejected_with_the_allowed_ones(
@@ -163,7 +192,11 @@ class TestPaths:
         self, service: Durable, namespace: str, method: str, rest: str
     ) -> None:
         answer = service.api(method, f"/timers/{namespace}/there{rest}")
-        failure(answer, 400, "INVALID_INPUT", "namespace")
+        in_path = failure(answer, 400, "INVALID_INPUT", "namespace")
+        selection = {"namespace": unquote(namespace), "timerId": "there"}
+        in_body = failure(service.api("POST", "/timers/get", selection), 400, "INVALID_INPUT")
+        if "%00" not in namespace:  # no body may contain it
+            assert in_body["message"] == in_path["message"]
 
     @pytest.mark.parametrize("id", ["%00", "%01", "%7F", "%C2%85", "x" * 256, "%0A"])
     def test_invalid_ids_in_paths_are_rejected(self, service: Durable, id: str) -> None:

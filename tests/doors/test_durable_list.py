@@ -165,6 +165,21 @@ class TestFilters:
         if field != "limit" or query.count("limit") > 1:  # a count has no limit
             failure(service.api("GET", f"/timers/count?{query}"), 400, "INVALID_INPUT", field)
 
+    @pytest.mark.parametrize(
+        ("sent", "hint"),
+        [
+            *(("2026-01-01T00:00:00+01:00", True), ("2026-01-01T00:00:00.5+0100", True)),
+            *(("2026-01-01T00:00:00", False), ("2026-01-01+00:00:00Z", False), ("now", False)),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["executeAfter", "executeBefore"])
+    def test_error_for_an_unescaped_plus_says_how_to_write_it(
+        self, service: Durable, name: str, sent: str, hint: bool
+    ) -> None:
+        message = failure(service.api("GET", f"/timers?{name}={sent}"), 400, "INVALID_INPUT", name)["message"]
+        assert message.endswith("; in a URL, write + as %2B") is hint
+        success(service.api("GET", f"/timers?{name}=2026-01-01T00:00:00%2B01:00&limit=1"))
+
     def test_limit_is_50_by_default_and_1000_at_most(self, service: Durable) -> None:
         filled(service, "limits", 60)
         page = success(service.api("GET", "/timers?namespace=limits"))

@@ -171,12 +171,14 @@ def _platform(ask: Asker, service: Durable) -> None:
 
 
 def _anywhere(ask: Asker) -> None:
-    """Errors that come before an operation begins: no key, and a compressed body."""
+    """Errors that come before an operation begins: no key, an unknown query parameter, and a compressed body."""
     for template, methods in DOCUMENT["paths"].items():
         path = template.replace("{id}", NOBODY).replace("{namespace}", "default").replace("{name}", "default")
         for method, operation in methods.items():
             if "401" in operation["responses"]:
                 ask(401, method.upper(), path, headers={}, source=unused_address())
+            if "400" in operation["responses"]:
+                ask(400, method.upper(), f"{path}?unheardOf=1")
             if "415" in operation["responses"]:
                 headers = {"X-API-Key": ask.service.key or "", "Content-Encoding": "gzip"}
                 ask(415, method.upper(), path, {}, headers=headers)

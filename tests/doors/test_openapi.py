@@ -13,10 +13,12 @@ from typing import Any, get_origin
 
 import jsonschema_rs
 import msgspec
+import msgspec.inspect
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from duetime import client
 from duetime.doors import durable, platform_schema, wire
 from duetime.doors import durable_schema as schema
 from duetime.doors.durable import DurableDoor
@@ -27,6 +29,7 @@ from duetime.doors.operation import Operation, Text
 from duetime.doors.operations import METRICS, OperationsDoor
 from duetime.doors.platform import PlatformDoor
 from duetime.doors.reference import example, page
+from duetime.doors.retry_policy import Duration
 from duetime.errors import InvalidInput, Unsupported
 from duetime.model import Status
 from duetime.store import Abilities, Filter, Order, Query
@@ -152,7 +155,8 @@ def test_every_operation_is_described_as_registered(api: Api, operation: Operati
     asked = [(one["name"], one["in"]) for one in shown.get("parameters", ()) if one["in"] != "path"]
     assert asked == [(parameter.name, parameter.place) for parameter in operation.parameters]
     assert shown.get("security") == (None if operation.needs_key else [])
-    statuses = {*operation.responses, *operation.errors, *((401, 403, 429, 500, 503) if operation.needs_key else ())}
+    common = {401, 403, 429, 500, 503} | ({400} if api is DURABLE else set()) if operation.needs_key else set()
+    statuses = {*operation.responses, *operation.errors, *common}
     assert set(shown["responses"]) == {str(status) for status in statuses}
     if operation.body is None:
         assert "requestBody" not in shown
@@ -299,7 +303,7 @@ EXACT: list[tuple[Any, Callable[[str, str], object]]] = [
 ]
 NEARLY: list[tuple[Any, Callable[[str, str], object]]] = [
     (schema.Time, parse_time),
-    (schema.Span, parse_duration),
+    (Duration, parse_duration),
     (schema.Retention, lambda text, _: retention_of(text)),
     (schema.Url, parse_url),
 ]
@@ -339,7 +343,7 @@ def test_values_that_the_code_accepts_match_the_pattern(
     [
         *((schema.Time, text) for text in ("2030-01-31T09:00:00Z", "2030-01-31t09:00:00.123456789z")),
         *((schema.Time, text) for text in ("2030-01-31T09:00:00+05:30", "2030-01-31T09:00:00-23:59")),
-        *((schema.Span, text) for text in ("500ms", "30s", "10m", "24h", "1h30m", "7d", "0s", "1d2h3m4s5ms")),
+        *((Duration, text) for text in ("500ms", "30s", "10m", "24h", "1h30m", "7d", "0s", "1d2h3m4s5ms")),
         *((schema.Retention, text) for text in ("forever", "30d", "1s")),
         *(
             (schema.Url, text)
@@ -355,7 +359,7 @@ def test_schema_accepts_common_values(kind: Any, text: str) -> None:
     ("kind", "text"),
     [
         *((schema.Time, text) for text in ("2030-01-31T09:00:00", "2030-01-31", "", "2030-01-31T24:00:00Z", "now")),
-        *((schema.Span, text) for text in ("", "30", "s", "1.5s", "30s10m", "1h1h", "-1s", " 1s")),
+        *((Duration, text) for text in ("", "30", "s", "1.5s", "30s10m", "1h1h", "-1s", " 1s")),
         *((schema.Retention, text) for text in ("", "never", "forever1d")),
         *((schema.Url, text) for text in ("", "/a", "ftp://a", "http://", "http:///a", "http://a b", "http://u:p@a")),
         *((schema.Url, text) for text in ("http://a\\b", "http://ä", "http://a/\x7f")),
@@ -504,7 +508,7 @@ def test_page_escapes_all_texts() -> None:
 def test_other_methods_get_the_error_format_of_the_api(service: Duetime) -> None:
     for path in ("/docs", "/api/v1/openapi.json"):
         answer = service.request("POST", path, headers={})
-        assert answer.status == 405 and answer.headers["allow"] == "GET"
+        assert answer.status == 405 and answer.headers["allow"] == "GET, HEAD"
         assert answer.body["error"] == "METHOD_NOT_ALLOWED"
         assert service.request("HEAD", path, headers={}).status == 200
 
@@ -526,6 +530,52 @@ def test_commands_of_the_page_work(start_service: Callable[..., Duetime], receiv
         sent = None if body is None else body.encode()
         answer = service.request(method, url.removeprefix("$DUETIME"), body=sent, headers=headers)
         assert answer.status in (200, 201, 204, 404, 409), (command, answer)
+
+
+def test_unknown_query_parameter_gets_a_documented_status(service: Duetime) -> None:
+    for method, template, operation in described():
+        path = template.replace("{id}", "8f14e45f-ceea-467f-a9f3-0f2b7a1c6d3e")
+        path = re.sub(r"{\w+}", "default", path)
+        answer = service.request(method, f"{path}?unheardOf=1")
+        assert answer.status == (200 if operation["tags"] == ["monitoring"] else 400), (method, path, answer)
+        assert str(answer.status) in operation["responses"], (method, path)
+
+
+def test_operations_that_read_their_body_document_its_errors() -> None:
+    for method, path, operation in described():
+        errors = {"408", "413", "415"} & set(operation["responses"])
+        assert errors == (set() if method == "GET" else {"408", "413", "415"}), (method, path)
+
+
+def test_names_are_those_of_the_python_client() -> None:
+    assert {"ActivityPoint", "ForecastStep"} <= set(SCHEMAS)
+    for name in ("ActivityPoint", "ForecastStep", "Forecast", "DestinationFailures", "Failures", "Overview"):
+        assert hasattr(client, name), name
+
+
+def test_durations_of_requests_have_one_pattern() -> None:
+    policies = [SCHEMAS[name]["properties"] for name in ("RetryPolicy", "PlatformRetryPolicy")]
+    named = [one[name] for one in policies for name in one if "nterval" in name or "uration" in name]
+    assert len(named) == 6
+    delay = SCHEMAS["CreateTimer"]["properties"]["delay"]
+    for one in named:
+        assert [one[rule] for rule in ("pattern", "minLength", "maxLength")] == [delay["pattern"], 2, 40]
+
+
+def parts(kind: Any) -> Iterator[Any]:
+    """A type with all types in it."""
+    if isinstance(kind, tuple):
+        for one in kind:
+            yield from parts(one)
+    elif isinstance(kind, msgspec.Struct):
+        yield kind
+        yield from parts(msgspec.structs.astuple(kind))
+
+
+def test_types_of_requests_leave_patterns_to_the_code_whose_messages_show_none() -> None:
+    everything = list(parts(tuple(msgspec.inspect.type_info(kind) for kind in TAKEN)))
+    assert any(isinstance(one, msgspec.inspect.StrType) and one.max_length == 64 for one in everything)
+    assert not [one for one in everything if getattr(one, "pattern", None)]
 
 
 def test_namespace_with_a_final_line_break_is_rejected_everywhere(service: Duetime) -> None:

@@ -157,6 +157,15 @@ class TestPaths:
         answer = service.request("GET", path)
         assert (answer.status, answer.body["message"]) == (404, f"this path does not exist; did you mean {meant}?")
 
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [("GET", "default"), ("PUT", "default"), ("DELETE", "default"), ("GET", "default/"), ("GET", "billing/")],
+    )
+    def test_error_for_a_missing_id_shows_the_whole_path(self, service: Duetime, method: str, path: str) -> None:
+        answer = service.request(method, f"/api/v1/timers/{path}")
+        message = "this path needs an id: /api/v1/timers/{namespace}/{id}"
+        assert (answer.status, answer.body["message"]) == (404, message)
+
     @pytest.mark.parametrize("path", ["/nothing", "/api/v1/timer/default/x", "/timers/a/b", "/metrics" * 9])
     def test_error_for_another_path_leads_to_the_documents(self, service: Duetime, path: str) -> None:
         answer = service.request("GET", path)
@@ -181,7 +190,10 @@ class TestPaths:
     )
     def test_other_paths_reject_unknown_query_parameters(self, service: Duetime, method: str, path: str) -> None:
         answer = service.request(method, f"{path}?x=1", json={"apiKey": KEY}, headers={"X-API-Key": KEY})
-        assert (answer.status, answer.body["message"]) == (400, "x is not a known query parameter")
+        assert (answer.status, answer.body["message"]) == (
+            400,
+            "x is not a known query parameter; this operation takes no query parameters",
+        )
 
     @pytest.mark.parametrize(
         "path", ["/api%2fv1/timers", "/api/v1%2Ftimers", "/ui%2Findex.html", "/api/v1/timers%2Fbatch"]
@@ -193,15 +205,15 @@ class TestPaths:
     @pytest.mark.parametrize(
         ("method", "path", "allowed"),
         [
-            ("PUT", "/timers", "GET, POST"),
-            ("DELETE", "/timers", "GET, POST"),
-            ("PATCH", f"/timers/{UNKNOWN_ID}", "DELETE, GET, PUT"),
-            ("POST", f"/timers/{UNKNOWN_ID}", "DELETE, GET, PUT"),
-            ("OPTIONS", "/timers", "GET, POST"),
-            ("POST", "/health", "GET"),
-            ("DELETE", "/metrics", "GET"),
-            ("POST", "/readyz", "GET"),
-            ("TRACE", "/livez", "GET"),
+            ("PUT", "/timers", "GET, HEAD, POST"),
+            ("DELETE", "/timers", "GET, HEAD, POST"),
+            ("PATCH", f"/timers/{UNKNOWN_ID}", "DELETE, GET, HEAD, PUT"),
+            ("POST", f"/timers/{UNKNOWN_ID}", "DELETE, GET, HEAD, PUT"),
+            ("OPTIONS", "/timers", "GET, HEAD, POST"),
+            ("POST", "/health", "GET, HEAD"),
+            ("DELETE", "/metrics", "GET, HEAD"),
+            ("POST", "/readyz", "GET, HEAD"),
+            ("TRACE", "/livez", "GET, HEAD"),
         ],
     )
     def test_wrong_method_is_rejected_with_the_allowed_ones(

@@ -208,11 +208,14 @@ class TestCreate:
         [
             ({"callback": {"type": "http"}}, r"^callback\.url is required$"),
             ({"callback": {"type": "http", "url": "x"}}, r"^callback\.url must be an absolute"),
-            ({"callback": {"type": "http", "url": URL, "method": "GET"}}, r"^callback\.method must be POST"),
+            (
+                {"callback": {"type": "http", "url": URL, "method": "GET"}},
+                r'^callback\.method must be one of PATCH, POST, PUT, not "GET"$',
+            ),
             ({"callback": {"type": "http", "url": URL, "headers": {"Host": "a"}}}, r"^callback\.headers must not set"),
             (
                 {"callback": {"type": "http", "url": URL, "topic": "a"}},
-                r"^callback\.topic belongs to another type of callback$",
+                r"^callback\.topic is not a known field for type http; known: type, url, method, headers, payload$",
             ),
             (
                 {"callback": {"type": "http", "url": URL}, "callback_url": URL},
@@ -224,8 +227,13 @@ class TestCreate:
                 r"^callback\.payload can.t be combined with callback_payload$",
             ),
             (
+                {"callback": {"type": "http", "url": URL}, "callback_payload": None},
+                r"^callback can.t be combined with callback_payload: give it as callback\.payload$",
+            ),
+            ({"callback": {"type": "http", "url": URL}, "callback_method": "PUT"}, "^callback can.t be combined with"),
+            (
                 {"callback": {"type": "nats", "topic": "a", "url": URL}},
-                r"^callback\.url belongs to another type of callback$",
+                r"^callback\.url is not a known field for type nats; known: type, topic, key, headers, payload$",
             ),
             ({"callback": {"type": "nats"}}, r"^callback\.topic is required$"),
             ({"callback": {"type": "nats", "topic": "a", "key": ""}}, r"^callback\.key must be"),
@@ -243,7 +251,9 @@ class TestCreate:
     def test_nats_callback_needs_a_broker(self, service: Duetime) -> None:
         before = service.total()
         body = {"execute_at": service.ahead(60), "callback": {"type": "nats", "topic": "orders.due", "headers": {}}}
-        refused(service.request("POST", "/timers", json=body), 400, 2, r"^callback needs a broker.*TIMER_BROKER_URL")
+        refused(
+            service.request("POST", "/timers", json=body), 400, 2, r"^callback\.topic needs a broker.*TIMER_BROKER_URL"
+        )
         refused(
             service.request("POST", "/timers", json=body | {"callback_url": URL}),
             400,
@@ -255,7 +265,7 @@ class TestCreate:
             service.request("POST", "/timers", json=body),
             400,
             2,
-            r"^callback\.type must be one of http, nats, not .smoke-signal.$",
+            r"^callback\.type must be one of http, nats, not \"smoke-signal\"$",
         )
         assert service.total() == before
 

@@ -109,12 +109,17 @@ class TestUpdate:
             ("execute_at", 5, "^execute_at must be a string"),
             ("callback_url", "ftp://127.0.0.1/", "^callback_url must be an absolute"),
             ("callback_url", "", "^callback_url"),
-            ("callback_method", "GET", "^callback_method must be POST, PUT or PATCH"),
+            ("callback_method", "GET", '^callback_method must be one of PATCH, POST, PUT, not "GET"$'),
             ("callback_headers", {"Host": "elsewhere"}, "^callback_headers must not set"),
             ("callback_headers", {"X": "a\r\nb"}, "^callback_headers has a value"),
             ("callback_headers", [1], "^callback_headers must be an object"),
             ("retry_policy", {"max_retries": -1}, r"^retry_policy\.max_retries must be"),
-            ("callback", {"type": "nats", "topic": "a"}, r"^callback needs a broker"),
+            ("callback", {"type": "nats", "topic": "a"}, r"^callback\.topic needs a broker"),
+            (
+                "callback",
+                {"type": "nats", "topic": "a", "url": URL},
+                r"^callback\.url is not a known field for type nats",
+            ),
         ],
     )
     def test_invalid_values_are_rejected_as_in_a_create(
@@ -176,9 +181,16 @@ class TestCancel:
         refused(answer, 400, 2, "^cannot update timer with status 'canceled'$")
         assert service.get(id)["status"] == "canceled"
 
-    def test_body_of_a_cancel_is_ignored(self, service: Duetime) -> None:
+    def test_body_of_a_cancel_must_be_empty(self, service: Duetime) -> None:
         id = service.create(URL, seconds=3600)
-        success(service.request("DELETE", f"/timers/{id}", body=b"{nonsense"), 200, "timer canceled successfully")
+        message = "^reason is not a known field; this operation takes no fields$"
+        refused(service.request("DELETE", f"/timers/{id}", json={"reason": "x"}), 400, 2, message)
+        refused(service.request("DELETE", f"/timers/{id}", body=b"{nonsense"), 400, 2, "^body is not valid JSON")
+        refused(service.request("DELETE", f"/timers/{id}", body=b" " * (1 << 18) + b" "), 413, 2, "^body is larger")
+        compressed = {"X-API-Key": service.key or "", "Content-Encoding": "gzip"}
+        refused(service.request("DELETE", f"/timers/{id}", body=b"{}", headers=compressed), 415, 2, "compressed")
+        assert service.get(id)["status"] == "pending"
+        success(service.request("DELETE", f"/timers/{id}", json={}), 200, "timer canceled successfully")
 
 
 @pytest.mark.parametrize("status", ["executing", "completed", "failed"])

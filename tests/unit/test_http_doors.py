@@ -123,11 +123,11 @@ DURABLE = [
     (InvalidInput("id", "is odd"), 400, "INVALID_INPUT", None),
     (UnknownNamespace("n"), 400, "UNKNOWN_NAMESPACE", None),
     (TimerNotFound("default", "a"), 404, "TIMER_NOT_FOUND", None),
-    (TimerConflict("taken"), 409, "TIMER_CONFLICT", None),
+    (TimerConflict("default", "a"), 409, "TIMER_CONFLICT", None),
     (TimerNotFinal("pending"), 409, "TIMER_CONFLICT", None),
     (TimerNotPending("cancel", "failed"), 409, "TIMER_NOT_PENDING", None),
     (NamespaceConflict("taken"), 409, "NAMESPACE_CONFLICT", None),
-    (SecretNotFound(), 404, "SECRET_NOT_FOUND", None),
+    (SecretNotFound("default", "a"), 404, "SECRET_NOT_FOUND", None),
     (Unauthorized(), 401, "UNAUTHORIZED", ("www-authenticate", "Bearer")),
     (NotFound(), 404, "NOT_FOUND", None),
     (MethodNotAllowed(["GET", "PUT"]), 405, "METHOD_NOT_ALLOWED", ("allow", "GET, PUT")),
@@ -141,7 +141,7 @@ PLATFORM = [
     (PayloadTooLarge("body", "is large"), 413, 2, None),
     (InvalidInput("id", "is odd"), 400, 2, None),
     (TimerNotPending("cancel", "failed"), 400, 2, None),
-    (TimerConflict("taken"), 409, 2, None),
+    (TimerConflict("default", "a"), 409, 2, None),
     (TimerNotFound("default", "a"), 404, 3, None),
     (NotFound(), 404, 3, None),
     (MethodNotAllowed(["GET", "PUT"]), 405, 2, ("allow", "GET, PUT")),
@@ -179,6 +179,32 @@ def test_error_has_its_status_code_and_headers_in_the_platform_api(
     assert (response.status, said["code"], headers) == (status, code, dict([header] if header else []))
 
 
+@pytest.mark.parametrize(
+    ("error", "durable", "platform"),
+    [
+        (
+            TimerConflict("default", "e1"),
+            "a timer with id 'e1' already exists in namespace 'default' with different parameters",
+            "this idempotency_key was used with different parameters",
+        ),
+        (
+            TimerNotPending("update", "completed"),
+            "can't update a timer with status 'completed'",
+            "cannot update timer with status 'completed'",
+        ),
+        (
+            InvalidInput("callback_subject", "must not be one of Duetime's own subjects"),
+            "callbackSubject must not be one of Duetime's own subjects",
+            "callback.topic must not be one of Duetime's own subjects",
+        ),
+    ],
+)
+def test_error_is_described_in_the_terms_of_each_api(error: Exception, durable: str, platform: str) -> None:
+    world = World()
+    assert told(world.durable.refusal(error))[0]["message"] == durable
+    assert told(world.platform.refusal(error))[0]["message"] == platform
+
+
 def test_errors_from_inner_layers_use_the_field_names_of_the_api() -> None:
     said, _ = told(World().durable.refusal(InvalidInput("callback_url", "leads inside")))
     assert (said["details"], said["message"]) == ({"field": "callbackUrl"}, "callbackUrl leads inside")
@@ -208,6 +234,22 @@ def test_every_way_to_create_a_timer_is_counted() -> None:
         snake = {"execute_at": format_time(START + HOUR_MS), "callback_url": URL}
         await world.platform.create(request("POST", snake))
         assert world.created() == 5
+
+    world.run(story)
+
+
+def test_every_repeated_create_with_other_parameters_names_the_timer() -> None:
+    world = World()
+
+    async def story() -> None:
+        await world.put()
+        other = {"id": ID, "delay": "1h", "callbackUrl": URL, "payload": "other"}
+        with pytest.raises(TimerConflict) as single:
+            await world.durable.create(request("POST", other))
+        batch = await world.durable.batch(request("POST", {"timers": [other]}))
+        [result] = json.loads(batch.body)["results"]
+        expected = f"a timer with id '{ID}' already exists in namespace 'default' with different parameters"
+        assert str(single.value) == result["error"]["message"] == expected
 
     world.run(story)
 
@@ -329,6 +371,42 @@ def test_each_timer_of_a_batch_may_be_nested_as_deep_as_a_single_one() -> None:
         large = b'{"delay": "1h", "callbackUrl": "%b", "payload": "%b"}' % (URL.encode(), b"x" * 9_900)
         answer = await world.durable.batch(request("POST", b'{"timers": [%b, %b]}' % (deep, large)))
         assert [result["status"] for result in json.loads(answer.body)["results"]] == [200, 200]
+
+    world.run(story)
+
+
+@pytest.mark.parametrize("door", ["durable", "platform"])
+@pytest.mark.parametrize(
+    ("body", "refusal"),
+    [
+        *((b"", None), (b" \n", None), (b"{}", None), (b" { } ", None)),
+        (b'{"delay": "1d"}', "delay is not a known field; this operation takes no fields"),
+        (b'{"reason": "x", "x": 1}', "reason is not a known field; this operation takes no fields"),
+        *((b"null", "body must be a JSON object"), (b"[]", "body must be a JSON object")),
+        (b"{", "body is not valid JSON: "),
+    ],
+)
+def test_operation_without_fields_accepts_only_an_empty_body(door: str, body: bytes, refusal: str | None) -> None:
+    world = World()
+
+    async def story() -> None:
+        await world.put()
+        apis: dict[str, Any] = {"durable": world.durable, "platform": world.platform}
+        operations = [one for one in apis[door].operations() if one.method != "GET" and one.body is None]
+        assert [one.name for one in operations] == {
+            "durable": ["delete", "cancel", "replay", "add_secret", "delete_secret"],
+            "platform": ["platform_cancel"],
+        }[door]
+        for one in operations:
+            key = {"delete_secret": ("default", "x"), "platform_cancel": (ID,)}.get(one.name, ("default", ID))
+            try:
+                await one.handler(request(one.method, body, *key))
+            except InvalidInput as error:
+                assert refusal is not None and str(error).startswith(refusal)
+            except (TimerNotFound, TimerNotFinal, SecretNotFound):
+                assert refusal is None
+            else:
+                assert refusal is None
 
     world.run(story)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 from msgspec.structs import replace as as_if
 
 from duetime import lifecycle
@@ -197,7 +199,9 @@ def test_replacement_starts_a_new_firing_and_keeps_the_time_of_creation() -> Non
         ("answer", 299, b"", True),
         ("answer", 300, b"", False),
         ("answer", 500, b"", False),
-        ("answer", 200, b" ", False),
+        ("answer", 200, b" \r\n", True),
+        ("answer", 202, b"\n", True),
+        ("answer", 500, b" ", False),
         ("answer", 202, b"queued", False),
         ("answer", 500, b'{"ok": true}', False),
     ],
@@ -228,12 +232,72 @@ def test_error_of_an_unexpected_body_says_what_was_expected(status: int, body: b
         (b"OK", 'the response body "OK" is not JSON; expected'),
         ("é".encode() * 50, f'the response body "{"é" * 39}…" is not JSON; expected'),
         (b"\xff", 'the response body "\ufffd" is not JSON; expected'),
-        (b"{}", "response body not understood: Object missing required field `ok`; expected"),
+        (b"{}", "the response body has no field ok; expected 200"),
+        (b"null", "the response body is null; expected 200"),
+        (b"[]", "the response body is an array; expected 200"),
+        (b'"ok"', "the response body is a string; expected 200"),
+        (b"1.5", "the response body is a number; expected 200"),
+        (b"true", "the response body is a boolean; expected 200"),
+        (b'{"ok": "x"}', "in the response body, ok is a string, not true or false; expected 200"),
+        (b'{"ok": {}}', "in the response body, ok is an object, not true or false; expected 200"),
+        (b'{"ok": false, "retry": 1}', "in the response body, retry is a number, not true or false; expected 200"),
+        (b'{"ok": false, "nextExecuteAt": 1}', "in the response body, nextExecuteAt is a number, not a string"),
+        (b'{"ok": false, "nextExecuteAt": "x"}', "in the response body, nextExecuteAt must be a time like 20"),
+        (b'{"ok": 1e999}', "the response body has a number that is too large; expected 200"),
+        (
+            b'{"ok": true, "a": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+            "the response body is nested too deeply; expected",
+        ),
     ],
 )
 def test_error_of_an_unexpected_body_says_what_is_wrong_with_it(body: bytes, error: str) -> None:
     last_error = settle(begun(), Outcome(kind=OutcomeKind.ANSWERED, status=200, body=body)).last_error
     assert last_error is not None and last_error.startswith(error)
+
+
+AT = b'"2999-01-01T00:00:00Z"'
+
+
+@pytest.mark.parametrize(
+    ("body", "key", "meant"),
+    [
+        (b'{"ok": false, "next_execute_at": %b}' % AT, "next_execute_at", "nextExecuteAt"),
+        (b'{"ok": false, "NextExecuteAt": %b}' % AT, "NextExecuteAt", "nextExecuteAt"),
+        (b'{"ok": false, "nextExecutionAt": %b}' % AT, "nextExecutionAt", "nextExecuteAt"),
+        (b'{"ok": false, "executeAt": %b}' % AT, "executeAt", "nextExecuteAt"),
+        (b'{"ok": false, "retry": false, "next-execute-at": %b}' % AT, "next-execute-at", "nextExecuteAt"),
+        (b'{"ok": false, "n": 1e999, "Retry": false}', "Retry", "retry"),
+        (b'{"ok": false, "error": "no", "retry_": false}', "retry_", "retry"),
+        (b'{"OK": true}', "OK", "ok"),
+    ],
+)
+def test_error_of_a_misspelled_field_in_the_response_suggests_the_known_one(body: bytes, key: str, meant: str) -> None:
+    error = settle(begun(), Outcome(kind=OutcomeKind.ANSWERED, status=200, body=body)).last_error
+    assert error is not None and error.endswith(f"; {key} is not a known field; did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"ok": false}',
+        b'{"ok": false, "entry": 1, "reply": 1, "error": "x", "token": 1, "status": "failed", "executed": true}',
+        b'{"ok": false, "retry": true, "RETRY": false}',
+        b'{"ok": false, "\xff": 1}',
+        b'{"ok": false, "re\\ntry": 1}',
+        b'{"ok": false, %b"next_execute_at": 1}' % b"".join(b'"%b": 1, ' % (b"x" * n) for n in range(1, 33)),
+    ],
+)
+def test_error_of_a_response_without_similar_keys_suggests_nothing(body: bytes) -> None:
+    error = settle(begun(), Outcome(kind=OutcomeKind.ANSWERED, status=200, body=body)).last_error
+    assert error == 'the receiver responded {"ok": false}'
+
+
+@hypothesis.settings(derandomize=True, deadline=None, database=None)
+@hypothesis.given(
+    st.binary(max_size=40) | st.text('{}[]":,okretry0e9ns \\u', max_size=60).map(lambda text: text.encode())
+)
+def test_any_response_body_is_read(body: bytes) -> None:
+    settle(begun(), Outcome(kind=OutcomeKind.ANSWERED, status=200, body=body))
 
 
 @pytest.mark.parametrize("time", [b'"tomorrow"', b"5"])
@@ -395,9 +459,9 @@ def test_amend_moves_a_pending_timer_and_starts_a_new_firing() -> None:
 @pytest.mark.parametrize("status", [s for s in Status if s is not Status.PENDING])
 def test_only_pending_timers_can_be_changed(status: Status) -> None:
     timer = pending(status=status)
-    with pytest.raises(TimerNotPending, match=f"cannot update timer with status '{status}'"):
+    with pytest.raises(TimerNotPending, match=f"can't update a timer with status '{status}'"):
         lifecycle.amend(timer, now=NOW)
-    with pytest.raises(TimerNotPending, match=f"cannot cancel timer with status '{status}'"):
+    with pytest.raises(TimerNotPending, match=f"can't cancel a timer with status '{status}'"):
         lifecycle.cancel(timer, now=NOW)
 
 

@@ -256,7 +256,7 @@ def test_renew_keeps_the_time_of_creation(before: Timer) -> None:
 
 
 def test_executing_timer_can_not_be_replaced() -> None:
-    with pytest.raises(TimerNotPending, match="cannot replace timer with status 'executing'"):
+    with pytest.raises(TimerNotPending, match="can't replace a timer with status 'executing'"):
         lifecycle.renew(EXECUTING, PENDING)
 
 

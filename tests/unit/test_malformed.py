@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,10 +56,16 @@ UNKNOWN: dict[bytes, str] = {
         "retry_policy.maxRetries is not a known field; did you mean retry_policy.max_retries?"
     ),
     b'{"callback": {"type": "nats", "topic": "a", "subject": "b"}}': (
-        "callback.subject is not a known field; known: url, method, headers, payload, topic, key"
+        "callback.subject is not a known field for type nats; did you mean callback.topic?"
     ),
-    b'{"callback": {"type": "http", "uri": 1}}': "callback.uri is not a known field; did you mean callback.url?",
-    b'{"unheardOf": 1}': "unheardOf is not a known field",
+    b'{"callback": {"type": "nats", "topic": "a", "url": "b"}}': (
+        "callback.url is not a known field for type nats; known: type, topic, key, headers, payload"
+    ),
+    b'{"callback": {"type": "http", "uri": 1}}': (
+        "callback.uri is not a known field for type http; did you mean callback.url?"
+    ),
+    b'{"max_retries": 1}': "max_retries is not a known field; did you mean retry_policy.max_retries?",
+    b'{"unheardOf": 1}': "unheardOf is not a known field; known: execute_at, ",
 }
 
 
@@ -224,7 +231,21 @@ class TestDurable:
             status, said = doors.ask(operation.method, _path(operation), {"unheardOf": 1})
             assert status == 400 and len(said["message"]) < 400
             assert said["message"].startswith("unheardOf is not a known field; known: "), operation.path
+            assert not {"groupId", "timerId"} & set(re.findall(r"\w+", said["message"]))
             failed_as(said, "INVALID_INPUT", "unheardOf")
+
+    @pytest.mark.parametrize(
+        ("field", "meant"),
+        [
+            *((name, "payload") for name in ("callback_paylod", "callbackPaylod", "callback_payload", "body")),
+            *((name, "id") for name in ("idempotency_key", "idempotencyKey", "key", "timer_ids")),
+            *((name, "retryPolicy.maxRetries") for name in ("maxRetries", "max_retries", "retries")),
+            *(("topic", "callbackSubject"), ("jitter", "retryPolicy.jitter"), ("url", "callbackUrl")),
+        ],
+    )
+    def test_unknown_field_of_a_create_gets_the_name_that_is_meant(self, doors: Doors, field: str, meant: str) -> None:
+        status, said = doors.ask("POST", "/api/v1/timers", {field: 1})
+        assert (status, said["message"]) == (400, f"{field} is not a known field; did you mean {meant}?")
 
     def test_every_operation_rejects_unknown_query_parameters(self, doors: Doors) -> None:
         for operation in doors.operations:
@@ -232,7 +253,8 @@ class TestDurable:
             for query in ("unheardOf=1", f"{known}=default&unheardOf") if known else ("unheardOf=1",):
                 status, said = doors.ask(operation.method, _path(operation), {"unheardOf": 1}, query)
                 names = ", ".join(given.name for given in operation.parameters if given.place == "query")
-                message = "unheardOf is not a known query parameter" + (f"; known: {names}" if names else "")
+                advice = f"known: {names}" if names else "this operation takes no query parameters"
+                message = f"unheardOf is not a known query parameter; {advice}"
                 assert (status, said["message"]) == (400, message), operation.path
                 failed_as(said, "INVALID_INPUT", "unheardOf")
 

@@ -15,7 +15,7 @@ import pytest
 from duetime.errors import SecretNotFound, UnknownNamespace
 from duetime.model import DAY_MS, HOUR_MS, Namespace
 from duetime.namespaces import Namespaces
-from duetime.secret_rotation import ROTATION_MS, SECRETS_MAX
+from duetime.secret_rotation import ROTATION_MS, SECRETS_MAX, to_text
 from duetime.store import Hint
 from duetime.stores.memory import MemoryStore
 from tests.clocks import START, ManualClock
@@ -314,8 +314,10 @@ async def test_deleting_an_older_secret_leaves_the_others_as_they_are(world: Wor
     world.clock.advance(ROTATION_MS)
     await world.namespaces.delete_secret("default", made[0].id)  # An expired secret can still be deleted.
     assert world.secrets() == [(b"c", None)]
-    with pytest.raises(SecretNotFound):
+    with pytest.raises(SecretNotFound, match=f"^secret '{made[0].id}' not found in namespace 'default'$"):
         await world.namespaces.delete_secret("default", made[0].id)
+    with pytest.raises(SecretNotFound, match=r"^secret '…' not found in namespace 'default'$"):
+        await world.namespaces.delete_secret("default", to_text(b"x" * 32))  # the key in place of the id
     assert world.secrets() == [(b"c", None)]
 
 

@@ -42,7 +42,7 @@ from duetime.doors.http import (
     UnknownCoding,
     locked,
 )
-from duetime.doors.operation import Operation, Parameter, routes
+from duetime.doors.operation import BODY_ERRORS, Operation, Parameter, routes, without_fields
 from duetime.doors.overview import Overview
 from duetime.errors import (
     DuetimeError,
@@ -53,6 +53,7 @@ from duetime.errors import (
     SecretNotFound,
     StoreError,
     TimerConflict,
+    TimerNotFinal,
     TimerNotFound,
     TimerNotPending,
     TooManyNamespaces,
@@ -84,6 +85,7 @@ _ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
     (UnknownNamespace, 400, "UNKNOWN_NAMESPACE"),
     (TimerNotFound, 404, "TIMER_NOT_FOUND"),
     (TimerConflict, 409, "TIMER_CONFLICT"),
+    (TimerNotFinal, 409, "TIMER_CONFLICT"),
     (TimerNotPending, 409, "TIMER_NOT_PENDING"),
     (NamespaceConflict, 409, "NAMESPACE_CONFLICT"),
     (TooManyNamespaces, 409, "TOO_MANY_NAMESPACES"),
@@ -139,6 +141,7 @@ class DurableDoor:
             batch_bytes_max=batch_bytes_max,
             timeout_ms_max=timeout_ms_max,
         )
+        self._request_bytes_max = request_bytes_max
         self._shards = shards
 
     def routes(self) -> dict[str, dict[str, Handler]]:
@@ -146,15 +149,16 @@ class DurableDoor:
 
     def operations(self) -> list[Operation]:
         def at(method: str, path: str, handler: Handler, summary: str, **more: Any) -> Operation:
-            name = handler.__name__
-            if "body" in more:
-                more["errors"] = (*more["errors"], 408, 415)
+            if method != "GET":
+                more["errors"] = (*more.get("errors", ()), *BODY_ERRORS)
+                if "body" not in more:
+                    handler = without_fields(handler, self._request_bytes_max)
             known = [parameter.name for parameter in more.get("parameters", ()) if parameter.place == "query"]
             return Operation(
                 method=method,
                 path=BASE + path,
                 tag=path.split("/")[1],
-                name=name,
+                name=handler.__name__,
                 summary=summary,
                 description=handler.__doc__ or "",
                 handler=locked(self._keys, handler, known),
@@ -182,47 +186,46 @@ class DurableDoor:
         batch = {"results": [{"status": 200, "timer": schema.Timer}, {"status": 400, "error": schema.Failure}]}
         return [
             at("POST", "/timers", self.create, "Create a timer",
-               body=schema.CreateTimer, responses=timer, errors=(400, 409, 413)),
+               body=schema.CreateTimer, responses=timer, errors=(409,)),
             at("GET", "/timers", self.list, "List timers",
-               responses={200: schema.TimerPage}, parameters=listed, errors=(400,)),
+               responses={200: schema.TimerPage}, parameters=listed),
             at("GET", "/timers/count", self.count, "Count timers",
-               responses={200: schema.Count}, parameters=filters, errors=(400,)),
+               responses={200: schema.Count}, parameters=filters),
             at("POST", "/timers/batch", self.batch, "Create up to 1000 timers",
-               body=schema.BatchIn, responses={200: schema.BatchOut}, parameters=[prefer], errors=(400, 413),
-               example=batch),
+               body=schema.BatchIn, responses={200: schema.BatchOut}, parameters=[prefer], example=batch),
             at("POST", "/timers/cancel", self.cancel_many, "Cancel pending timers, by filter",
-               body=schema.CancelIn, responses={200: schema.CancelOut}, errors=(400, 413)),
+               body=schema.CancelIn, responses={200: schema.CancelOut}),
             at("POST", "/timers/replay", self.replay_many, "Replay finished timers, by filter",
-               body=schema.ReplayIn, responses={200: schema.ReplayOut}, errors=(400, 413)),
-            at("GET", one, self.get, "Get a timer", responses=timer, errors=(400, 404)),
+               body=schema.ReplayIn, responses={200: schema.ReplayOut}),
+            at("GET", one, self.get, "Get a timer", responses=timer, errors=(404,)),
             at("PUT", one, self.update, "Change a pending timer",
-               body=schema.Changes, responses=timer, errors=(400, 404, 409, 413)),
-            at("DELETE", one, self.delete, "Delete a timer", responses={204: None}, errors=(400, 404, 409)),
+               body=schema.Changes, responses=timer, errors=(404, 409)),
+            at("DELETE", one, self.delete, "Delete a timer", responses={204: None}, errors=(404, 409)),
             at("GET", one + "/attempts", self.attempts, "Get the latest attempts of a timer",
-               responses={200: schema.Attempts}, errors=(400, 404)),
+               responses={200: schema.Attempts}, errors=(404,)),
             at("POST", one + "/cancel", self.cancel, "Cancel a pending timer, and keep it",
-               responses=timer, errors=(400, 404, 409), example=canceled),
+               responses=timer, errors=(404, 409), example=canceled),
             at("POST", one + "/replay", self.replay, "Replay a finished timer",
-               responses=timer, errors=(400, 404, 409)),
+               responses=timer, errors=(404, 409)),
             at("POST", "/timers/create", self.upsert, "Create or replace a timer",
-               body=schema.CreateTimer, responses=timer, errors=(400, 409, 413)),
+               body=schema.CreateTimer, responses=timer, errors=(409,)),
             at("POST", "/timers/get", self.get_selected, "Get a timer",
-               body=schema.Selection, responses=timer, errors=(400, 404, 413)),
+               body=schema.Selection, responses=timer, errors=(404,)),
             at("POST", "/timers/update", self.update_selected, "Change a pending timer",
-               body=schema.UpdateTimer, responses=timer, errors=(400, 404, 409, 413)),
+               body=schema.UpdateTimer, responses=timer, errors=(404, 409)),
             at("POST", "/timers/delete", self.delete_selected, "Delete a timer",
-               body=schema.Selection, responses={204: None}, errors=(400, 404, 409, 413)),
+               body=schema.Selection, responses={204: None}, errors=(404, 409)),
             at("GET", "/namespaces", self.namespaces, "List the namespaces", responses={200: schema.Namespaces}),
             at("POST", "/namespaces", self.create_namespace, "Create a namespace",
                body=schema.NamespaceIn, responses={201: schema.Namespace, 200: schema.Namespace},
-               errors=(400, 409, 413), example={"secrets": []}),
-            at("GET", name, self.namespace, "Get a namespace", responses={200: schema.Namespace}, errors=(400, 404)),
+               errors=(409,), example={"secrets": []}),
+            at("GET", name, self.namespace, "Get a namespace", responses={200: schema.Namespace}, errors=(404,)),
             at("PATCH", name, self.change_namespace, "Change a namespace",
-               body=schema.NamespaceChanges, responses={200: schema.Namespace}, errors=(400, 404, 413)),
+               body=schema.NamespaceChanges, responses={200: schema.Namespace}, errors=(404,)),
             at("POST", name + "/secrets", self.add_secret, "Create a signing secret",
-               responses={201: schema.NewSecret}, errors=(400, 404)),
+               responses={201: schema.NewSecret}, errors=(404,)),
             at("DELETE", name + "/secrets/{id}", self.delete_secret, "Delete a signing secret",
-               responses={204: None}, errors=(400, 404)),
+               responses={204: None}, errors=(404,)),
             at("GET", "/overview", self.overview, "Get an overview of the service", responses={200: schema.Overview}),
             at("GET", "/cluster", self.cluster, "List the instances and what the store can do",
                responses={200: schema.Cluster}),

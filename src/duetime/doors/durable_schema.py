@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from duetime.doors.retry_policy import CamelRetryPolicy, Duration, RetryPolicyOut
+from duetime.doors.retry_policy import SPAN, CamelRetryPolicy, Duration, RetryPolicyOut
 from duetime.model import OutcomeKind, Status
 from duetime.overdue import Reason
 from duetime.store import Order, TimeSource
@@ -20,13 +20,18 @@ BASE = "/api/v1"
 BATCH_MAX = 1_000
 WEIGHT_MAX = 100
 
-_SPAN = "([0-9]{1,15}d)?([0-9]{1,15}h)?([0-9]{1,15}m)?([0-9]{1,15}s)?([0-9]{1,15}ms)?"
 _DAY, _CLOCK = "[0-9]{4}-[0-9]{2}-[0-9]{2}", "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 _SHOWN = {"format": "date-time"}
 
 Name = Annotated[
     str,
-    Meta(min_length=1, max_length=64, pattern="^[A-Za-z0-9._-]+$", description="the namespace", examples=["default"]),
+    Meta(
+        min_length=1,
+        max_length=64,
+        description="the namespace",
+        examples=["default"],
+        extra_json_schema={"pattern": "^[A-Za-z0-9._-]+$"},
+    ),
 ]
 Id = Annotated[
     str,
@@ -53,14 +58,13 @@ Time = Annotated[
 ]
 Shown = Annotated[str, Meta(examples=["2030-01-31T09:00:00.000Z"], extra_json_schema=_SHOWN)]
 Created = Annotated[Shown, Meta(examples=["2030-01-30T12:00:00.000Z"])]
-Span = Annotated[Duration, Meta(extra_json_schema={"pattern": f"^{_SPAN}$", "minLength": 2})]
 Retention = Annotated[
     str,
     Meta(
         max_length=40,
         description="how long finished timers are kept: at least 1s, or forever",
         examples=["30d"],
-        extra_json_schema={"pattern": f"^(forever|{_SPAN})$", "minLength": 2},
+        extra_json_schema={"pattern": f"^(forever|{SPAN})$", "minLength": 2},
     ),
 ]
 Weight = Annotated[
@@ -159,9 +163,9 @@ class Changes(Struct, rename="camel", forbid_unknown_fields=True):
         ]
         | None
     ) = None
-    delay: Annotated[Span, Meta(description="the time from now, at most 100 years; in place of executeAt")] | None = (
-        None
-    )
+    delay: (
+        Annotated[Duration, Meta(description="the time from now, at most 100 years; in place of executeAt")] | None
+    ) = None
     callback_url: Url | None = None
     callback_subject: (
         Annotated[
@@ -182,7 +186,7 @@ class Changes(Struct, rename="camel", forbid_unknown_fields=True):
     retry_policy: CamelRetryPolicy | None = None
     callback_timeout: (
         Annotated[
-            Span,
+            Duration,
             Meta(description="how long an attempt may take, at most DUETIME_MAX_CALLBACK_TIMEOUT (1h); 30s by default"),
         ]
         | None
@@ -191,9 +195,9 @@ class Changes(Struct, rename="camel", forbid_unknown_fields=True):
 
 
 class CreateTimer(Changes, rename="camel"):
-    """A new timer: when (one of executeAt, in the future, and delay), where to (one of callbackUrl and
-    callbackSubject), and what with. The namespace is "default" and the id is generated unless they are given. Null
-    counts as omitted, except in payload and metadata, where it is a value."""
+    """A new timer. Give either executeAt (in the future) or delay, and either callbackUrl or callbackSubject. The
+    namespace is "default" and the id is generated unless they are given. Null counts as omitted, except in payload and
+    metadata, where it is a value."""
 
     also: ClassVar[dict[str, Any]] = {
         "examples": [
@@ -357,9 +361,9 @@ NameOrAll = Annotated[
     Meta(
         min_length=1,
         max_length=64,
-        pattern=r"^([A-Za-z0-9._-]+|\*)$",
         description='the namespace; "*" or nothing for all',
         examples=["default"],
+        extra_json_schema={"pattern": r"^([A-Za-z0-9._-]+|\*)$"},
     ),
 ]
 
@@ -513,7 +517,7 @@ class Cluster(Struct, rename="camel"):
     abilities: Abilities
 
 
-class Point(Struct, rename="camel"):
+class ActivityPoint(Struct, rename="camel"):
     """What the whole cluster did in one step of time."""
 
     at: Annotated[Shown, Meta(description="the end of the step")]
@@ -526,7 +530,7 @@ class Point(Struct, rename="camel"):
     ]
 
 
-class Stretch(Struct, rename="camel", omit_defaults=True):
+class ForecastStep(Struct, rename="camel", omit_defaults=True):
     """How many pending timers fall due in a period."""
 
     at: Annotated[Shown, Meta(description="its beginning")]
@@ -538,8 +542,8 @@ class Stretch(Struct, rename="camel", omit_defaults=True):
 class Forecast(Struct, rename="camel"):
     """How many timers fall due, minute by minute and hour by hour."""
 
-    hour: Annotated[list[Stretch], Meta(description="each of the next 60 minutes")]
-    day: Annotated[list[Stretch], Meta(description="each of the next 24 hours")]
+    hour: Annotated[list[ForecastStep], Meta(description="each of the next 60 minutes")]
+    day: Annotated[list[ForecastStep], Meta(description="each of the next 24 hours")]
 
 
 class DestinationFailures(Struct, rename="camel"):
@@ -569,7 +573,8 @@ class Overview(Struct, rename="camel", omit_defaults=True):
     since: Annotated[Shown, Meta(description="since when the responding instance has measured activity")]
     step_seconds: Annotated[int, Meta(description="the time between two points of activity", examples=[5])]
     activity: Annotated[
-        list[Point], Meta(description="the last hour, oldest first, with gaps where the store was not available")
+        list[ActivityPoint],
+        Meta(description="the last hour, oldest first, with gaps where the store was not available"),
     ]
     forecast: Forecast
     overdue: Annotated[Count, Meta(description="pending timers that have been due for more than two seconds")]

@@ -40,6 +40,8 @@ from duetime.service import Counted
 from duetime.store import Abilities, Cursor, Filter, Instance, Order
 from duetime.timetext import format_duration, format_time, parse_duration, parse_time
 
+SECONDS_END = len("2026-01-31T09:00:00")
+
 _encode = msgspec.json.Encoder().encode
 _BLANK_TARGET = HttpTarget(url="")
 _BLANK = Definition(target=_BLANK_TARGET)
@@ -55,7 +57,7 @@ def key_of(fields: schema.CreateTimer | schema.UpdateTimer | schema.Selection) -
         raise InvalidInput("timerId", "is another name of id: if both are given, they must be equal")
     if id is not None:
         wire.check_id(id, "id")
-    return wire.check_namespace(namespace, "namespace"), id
+    return wire.check_namespace(namespace, "groupId" if fields.namespace is None else "namespace"), id
 
 
 def selected(fields: schema.UpdateTimer | schema.Selection) -> tuple[str, str]:
@@ -121,9 +123,20 @@ def filter_in(query: dict[str, str]) -> Filter:
         id=None if "id" not in query else wire.check_id(query["id"], "id"),
         status=wire.choice(query, "status", Status, None),
         correlation_id=query.get("correlationId"),
-        execute_after=_time_of(query.get("executeAfter"), "executeAfter"),
-        execute_before=_time_of(query.get("executeBefore"), "executeBefore"),
+        execute_after=_time_in(query, "executeAfter"),
+        execute_before=_time_in(query, "executeBefore"),
     )
+
+
+def _time_in(query: dict[str, str], name: str) -> Instant | None:
+    text = query.get(name)
+    try:
+        return _time_of(text, name)
+    except InvalidInput as error:
+        if text is None or " " not in text[SECONDS_END:]:
+            raise
+        # In a query, + stands for a space, so this was probably an offset.
+        raise InvalidInput(name, f"{error.reason}; in a URL, write + as %2B") from None
 
 
 def filter_of(fields: schema.CancelIn, status: Status) -> Filter:
@@ -253,11 +266,11 @@ def shown_abilities(abilities: Abilities) -> schema.Abilities:
     )
 
 
-def shown_point(point: Point) -> schema.Point:
+def shown_point(point: Point) -> schema.ActivityPoint:
     def rounded(ms: float | None) -> float | None:
         return None if ms is None else round(ms, 1)
 
-    return schema.Point(
+    return schema.ActivityPoint(
         format_time(point.at),
         round(point.fires_per_second, 2),
         rounded(point.lateness_p50_ms),

@@ -39,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 class Pulse(Struct, rename="camel", omit_defaults=True):
     now: str
     statuses: dict[Status, int]
-    activity: schema.Point | None
+    activity: schema.ActivityPoint | None
     changes: int
     estimated: bool = False  # whether the counts in ``statuses`` are
 

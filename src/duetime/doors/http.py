@@ -474,7 +474,7 @@ class Application:
             # A HEAD is a GET; the connection omits the body of the response.
             handler = methods.get("GET" if request.method == "HEAD" else request.method)
             if handler is None:
-                raise MethodNotAllowed(sorted(methods))
+                raise MethodNotAllowed(sorted({*methods, "HEAD"} if "GET" in methods else methods))
             return await handler(request)
         except Gone:
             return None
@@ -513,19 +513,24 @@ class Application:
     def _not_found(self, segments: list[str]) -> NotFound:
         *others, last = segments
         path = "/".join(others)
-        if not last and (path in self._fixed or any(_fits(shape, others) for shape, _, _ in self._shaped)):
+        if not last and (path in self._fixed or self._shape_of(others)):
             shown = path if len(path) <= PATH_CHARS_LOGGED_MAX else path[: PATH_CHARS_LOGGED_MAX - 1] + "…"
             return NotFound(f"this path ends with a slash and does not exist; did you mean {shown}?")
         whole = "/".join(segments)
+        if last in ("", DEFAULT_NAMESPACE) and (shape := self._shape_of([*(segments if last else others), "id"])):
+            return NotFound("this path needs an id: " + "/".join(shape).format("{namespace}", "{id}"))
         near = self._with_default(segments) if len(whole) <= PATH_CHARS_LOGGED_MAX else None
         near = near or self._similar(whole)
         return NotFound(f"this path does not exist; did you mean {near}?") if near else NotFound()
+
+    def _shape_of(self, segments: list[str]) -> list[str] | None:
+        return next((shape for shape, _, _ in self._shaped if _fits(shape, segments)), None)
 
     def _with_default(self, segments: list[str]) -> str | None:
         """The path with the default namespace, if only the namespace is missing."""
         for at in range(len(segments)):
             path = [*segments[:at], DEFAULT_NAMESPACE, *segments[at:]]
-            if any(_fits(shape, path) for shape, _, _ in self._shaped):
+            if self._shape_of(path):
                 return "/".join(path)
         return None
 

@@ -46,6 +46,7 @@ is used. Health checks need no key.
 
 A request body is one JSON object in UTF-8, without duplicate keys, the character U+0000 in strings, or numbers beyond
 ±1.8e308. It is nested at most 64 levels deep. The limit is 256 KiB, for a batch 16 MiB, unless the settings differ.
+Operations that change something and have no fields accept only an empty body or {}.
 
 A field or query parameter with an unknown name gets 400, and the message suggests the nearest known name.
 
@@ -96,7 +97,7 @@ _ERRORS = (
     Forbidden(OTHER_SITE),
     TimerNotFound("default", "invoice-42"),
     TooSlow(),
-    TimerConflict("a timer with this key or id already exists with different parameters"),
+    TimerConflict("default", "invoice-42"),
     TimerNotPending("update", "completed"),
     PayloadTooLarge("body", "is larger than 262144 bytes"),
     UnknownCoding("gzip"),
@@ -115,7 +116,7 @@ _DURABLE_ERRORS = (
     ),
     UnknownNamespace("billing"),
     durable.NoSuchNamespace(str(UnknownNamespace("billing"))),
-    SecretNotFound(),
+    SecretNotFound("billing", "8f14e45f-ceea-467f-a9f3-0f2b7a1c6d3e"),
     NotFound(),
     NamespaceConflict("namespace 'billing' already exists with a different weight"),
     TooManyNamespaces(1000),
@@ -206,7 +207,7 @@ DURABLE = Api(
     failure=durable_schema.Failure,
     errors=_ERROR_RESPONSES,
     error_examples=[_durable_example(error) for error in _DURABLE_ERRORS],
-    common_errors=(401, 403, 429, 500, 503),
+    common_errors=(400, 401, 403, 429, 500, 503),
     parameters=durable_schema.PARAMETERS,
     names={"CamelRetryPolicy": "RetryPolicy"},
 )

@@ -3,13 +3,20 @@ from the same list of operations."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
-from duetime.doors.http import Handler
+from duetime.doors import wire
+from duetime.doors.http import Handler, Request, Response
+from duetime.doors.off_loop import off_loop
+
+BODY_ERRORS = (408, 413, 415)
+"""The errors that any operation which reads its body may have."""
 
 
 class Parameter(Struct, frozen=True):
@@ -42,6 +49,27 @@ class Operation(Struct, frozen=True, kw_only=True):
     needs_key: bool = True
     example: Mapping[str, Any] = {}
     """Values that replace those of the type in an example of the response. A type in it stands for its own example."""
+
+
+class _NoFields(Struct, forbid_unknown_fields=True):
+    """The body of an operation that takes no fields."""
+
+
+_no_fields_decoder = msgspec.json.Decoder(_NoFields)
+
+
+def without_fields(handler: Handler, bytes_max: int) -> Handler:
+    """Wrap the handler of an operation that takes no fields, so that a client that sends some learns that they have
+    no effect. The body may be empty or ``{}``."""
+
+    @functools.wraps(handler)
+    async def checked(request: Request) -> Response:
+        body = (await request.body(bytes_max)).strip()
+        if body:
+            await off_loop(request, body, wire.decode, body, _NoFields, _no_fields_decoder)
+        return await handler(request)
+
+    return checked
 
 
 def routes(operations: Sequence[Operation]) -> dict[str, dict[str, Handler]]:

@@ -93,7 +93,7 @@ class Overview:
         hours = [now + n * HOUR_MS for n in range(25)]
         overdue, _, *by_minute = await self._service.forecast([EPOCH, now - OVERDUE_MS, *minutes])
         by_hour = await self._service.forecast(hours)
-        return schema.Forecast(_stretches(minutes, by_minute), _stretches(hours, by_hour)), overdue
+        return schema.Forecast(_steps(minutes, by_minute), _steps(hours, by_hour)), overdue
 
     async def _make_failures(self) -> schema.Failures | None:
         if Order.FINISHED not in self._service.abilities.orders:
@@ -116,9 +116,9 @@ class Overview:
                 return schema.Failures(looked_at, most[:DESTINATIONS_MAX])
 
 
-def _stretches(bounds: Sequence[Instant], counts: Sequence[Counted]) -> list[schema.Stretch]:
+def _steps(bounds: Sequence[Instant], counts: Sequence[Counted]) -> list[schema.ForecastStep]:
     spans = zip(pairwise(bounds), counts, strict=True)
     return [
-        schema.Stretch(format_time(start), counted.timers, counted.more, counted.estimated)
+        schema.ForecastStep(format_time(start), counted.timers, counted.more, counted.estimated)
         for (start, _), counted in spans
     ]

@@ -28,7 +28,7 @@ from duetime.doors.http import (
     locked,
 )
 from duetime.doors.off_loop import off_loop
-from duetime.doors.operation import Operation, Parameter, routes
+from duetime.doors.operation import BODY_ERRORS, Operation, Parameter, routes, without_fields
 from duetime.doors.platform_schema import (
     KEY_CHARS_MAX,
     LIMIT_DEFAULT,
@@ -36,6 +36,7 @@ from duetime.doors.platform_schema import (
     OFFSET_MAX,
     CreatePlatformTimer,
     Health,
+    HttpCallback,
     NatsCallback,
     PlatformCanceled,
     PlatformChanges,
@@ -114,11 +115,15 @@ def refusal(error: Exception) -> Response:
         case Unsupported():
             return _refused(400, UNSUPPORTED, str(error), error.field)
         case InvalidInput(field="callback_subject"):
-            return _refused(400, INVALID, f"callback {error.reason}")  # The deliverer does not know this API's names.
-        case InvalidInput() | TimerNotPending():
+            # The deliverer does not know this API's names.
+            return _refused(400, INVALID, f"callback.topic {error.reason}")
+        case InvalidInput():
             return _refused(400, INVALID, str(error))
+        case TimerNotPending():
+            # The wording of this API, which other services have too.
+            return _refused(400, INVALID, f"cannot {error.verb} timer with status '{error.status}'")
         case TimerConflict():
-            return _refused(409, INVALID, str(error))
+            return _refused(409, INVALID, "this idempotency_key was used with different parameters")
         case TimerNotFound():
             return _refused(404, NOT_FOUND, "timer not found")
         case NotFound():
@@ -162,6 +167,10 @@ class PlatformDoor:
     def operations(self) -> list[Operation]:
         def at(method: str, path: str, name: str, handler: Handler, summary: str, **more: Any) -> Operation:
             known = [parameter.name for parameter in more.get("parameters", ())]
+            if method != "GET":
+                more["errors"] = (*more["errors"], *BODY_ERRORS)
+                if "body" not in more:
+                    handler = without_fields(handler, self._request_bytes_max)
             return Operation(
                 method=method,
                 path=path,
@@ -199,13 +208,13 @@ class PlatformDoor:
         return [
             at("POST", "/timers", "platform_create", self.create, "Create a timer",
                body=CreatePlatformTimer, responses={201: Success[PlatformSummary], 200: Success[PlatformSummary]},
-               errors=(400, 408, 409, 413, 415), example={"message": "timer created successfully"}),
+               errors=(400, 409), example={"message": "timer created successfully"}),
             at("GET", "/timers", "platform_list", self.list, "List timers",
                responses={200: Success[PlatformPage]}, parameters=listed, errors=(400,)),
             at("GET", one, "platform_get", self.get, "Get a timer",
                responses={200: Success[PlatformTimer]}, errors=(400, 404)),
             at("PUT", one, "platform_update", self.update, "Change a pending timer",
-               body=PlatformChanges, responses={200: Success[PlatformUpdated]}, errors=(400, 404, 408, 413, 415),
+               body=PlatformChanges, responses={200: Success[PlatformUpdated]}, errors=(400, 404),
                example={"message": "timer updated successfully"}),
             at("DELETE", one, "platform_cancel", self.cancel, "Cancel a pending timer, and keep it",
                responses={200: Success[PlatformCanceled]}, errors=(400, 404),
@@ -343,11 +352,15 @@ def _changed(fields: PlatformChanges, before: Definition | None) -> Definition:
 
 
 def _payload(fields: PlatformChanges) -> Raw | UnsetType:
-    if fields.callback is None or not fields.callback.payload:
+    callback = fields.callback
+    if callback is None:
         return fields.callback_payload
     if fields.callback_payload:
-        raise InvalidInput("callback.payload", "can't be combined with callback_payload")
-    return fields.callback.payload
+        if callback.payload:
+            raise InvalidInput("callback.payload", "can't be combined with callback_payload")
+        if isinstance(callback, HttpCallback):
+            raise InvalidInput("callback", "can't be combined with callback_payload: give it as callback.payload")
+    return callback.payload or fields.callback_payload
 
 
 def _target(fields: PlatformChanges, old: Target) -> Target:
@@ -368,7 +381,7 @@ def _target(fields: PlatformChanges, old: Target) -> Target:
         raise InvalidInput(prefix + "url", "is required" if callback else "is required unless callback is given")
     return HttpTarget(
         url=before.url if url is None else wire.check_url(url, prefix + "url"),
-        method=before.method if method is None else wire.check_method(method, prefix + "method"),
+        method=before.method if method is None else method,
         headers=before.headers if headers is None else wire.check_headers(headers, prefix + "headers"),
     )
 

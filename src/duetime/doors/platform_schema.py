@@ -6,11 +6,10 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from duetime.doors.durable_schema import Created, Estimated, Headers, Metadata, Shown, Time, Url
+from duetime.doors.durable_schema import Created, Estimated, Headers, Metadata, Method, Shown, Time, Url
 from duetime.doors.retry_policy import SnakeRetryPolicy
 from duetime.model import Status
 from duetime.store import Sort
-from duetime.targets import METHODS
 
 LIMIT_DEFAULT, LIMIT_MAX = 50, 200
 OFFSET_MAX = 10**9
@@ -34,14 +33,6 @@ ShownId = Annotated[
     str,
     Meta(
         description="a UUID; a list also has timers of the HTTP v1 API, whose ids are any text", examples=[EXAMPLE_ID]
-    ),
-]
-Method = Annotated[
-    str,
-    Meta(
-        description="the HTTP method of the callback; POST by default",
-        examples=["POST"],
-        extra_json_schema={"enum": sorted(METHODS)},
     ),
 ]
 Payload = Annotated[

@@ -28,7 +28,16 @@ GiveUpOn = Annotated[
         examples=[[400, 404, 410]],
     ),
 ]
-Duration = Annotated[str, Meta(max_length=40, description="500ms, 30s, 10m, 24h, 1h30m, 7d", examples=["30s"])]
+SPAN = "([0-9]{1,15}d)?([0-9]{1,15}h)?([0-9]{1,15}m)?([0-9]{1,15}s)?([0-9]{1,15}ms)?"
+Duration = Annotated[
+    str,
+    Meta(
+        max_length=40,
+        description="500ms, 30s, 10m, 24h, 1h30m, 7d",
+        examples=["30s"],
+        extra_json_schema={"pattern": f"^{SPAN}$", "minLength": 2},
+    ),
+]
 Within = Annotated[
     Duration,
     Meta(description="the time from the first attempt within which retries start; 24h by default", examples=["24h"]),

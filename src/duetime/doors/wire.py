@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
@@ -19,7 +20,7 @@ import msgspec
 from msgspec import inspect
 
 from duetime.errors import InvalidInput, UnknownName
-from duetime.targets import METHODS, is_brokers_own, is_reserved
+from duetime.targets import is_brokers_own, is_reserved
 from duetime.urls import parse_url
 
 T = TypeVar("T")
@@ -162,15 +163,14 @@ def decode(body: bytes, type_: type[T], decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), type_) from None
+        raise _explained(str(error), type_, body) from None
 
 
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?", re.DOTALL).fullmatch
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL).fullmatch
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL).fullmatch
-_WRONG_TYPE = re.compile(r"Expected `(.*)`, got `(.*)`").fullmatch
+_WRONG_TYPE = re.compile(r"Expected `([^`]*)`(?:, got `(.*)`)?").fullmatch
 _OUT_OF_BOUNDS = re.compile(r"Expected `(.*)` (of length )?(<=|>=|<|>) (.*)").fullmatch
-_OTHER_PATTERN = re.compile(r"Expected `str` matching regex '(.*)'", re.DOTALL).fullmatch
 _WRONG_VALUE = re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL).fullmatch
 
 _WANTED = {
@@ -187,7 +187,7 @@ _BOUNDS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"
 _LENGTHS = {"str": "characters", "array": "items", "object": "entries"}
 
 
-def _explained(message: str, type_: Any) -> InvalidInput:
+def _explained(message: str, type_: Any, body: bytes) -> InvalidInput:
     """A message of msgspec, such as ``Expected `str`, got `int` - at `$.a.b```, as ours: ``a.b must be a string``."""
     where = _WHERE(message)
     assert where is not None  # the pattern takes any text
@@ -195,9 +195,9 @@ def _explained(message: str, type_: Any) -> InvalidInput:
     if missing := _MISSING(what):
         return InvalidInput(_join(path, missing[1]), "is required")
     if unknown := _UNKNOWN(what):
-        return unknown_name(unknown[1], _names_at(type_, path[:PATH_CHARS_MAX]), "field", path)
+        return _unknown_field(unknown[1], type_, path, body)
     if value := _WRONG_VALUE(what):
-        reason = f"must be {_choices(type_, path[:PATH_CHARS_MAX])}, not {value[1][:NAME_CHARS_MAX]}"
+        reason = f"must be {_choices(type_, path[:PATH_CHARS_MAX])}, not {_quoted(literal_eval(value[1]))}"
     else:
         reason = _reason(what)
         if reason.startswith("must be a string") and (example := _example(type_, path[:PATH_CHARS_MAX])):
@@ -216,6 +216,8 @@ def _join(path: str, field: str) -> str:
 def _reason(what: str) -> str:
     if wrong := _WRONG_TYPE(what):
         wanted = " or ".join(_WANTED.get(name, name) for name in wrong[1].split(" | "))
+        if wrong[2] is None:
+            return f"must be {wanted}"
         given = _GIVEN.get(wrong[2], wrong[2])
         if wanted == _WANTED["int"] and wrong[2] == "float":
             given = "a fraction"
@@ -227,11 +229,9 @@ def _reason(what: str) -> str:
         if length:
             return f"must have {_BOUNDS[sign]} {limit} {_LENGTHS.get(kind, 'bytes')}"
         return f"must be {_BOUNDS[sign]} {limit}"
-    if pattern := _OTHER_PATTERN(what):
-        return f"must match {pattern[1]}"
     if "out of range" in what:
         return "is out of range: it must fit in 64 bits"
-    return f"is not valid: {what}"
+    return "is not valid"
 
 
 # --- unknown names -------------------------------------------------------------------------------------------------
@@ -239,33 +239,86 @@ def _reason(what: str) -> str:
 SUFFIX_CHARS_MIN = 3
 SIMILARITY_MIN = 0.65
 _PLAIN_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{NAME_CHARS_MAX}}}").fullmatch
+_MEANT = {
+    "body": ("payload", "callbackpayload"),
+    "callbackpayload": ("payload",),
+    "callbacksubject": ("topic",),
+    "callbacktopic": ("callbacksubject",),
+    "groupid": ("namespace",),
+    "id": ("idempotencykey",),
+    "idempotencykey": ("id",),
+    "key": ("id",),
+    "subject": ("topic",),
+    "timerid": ("id",),
+    "topic": ("callbacksubject",),
+}
+"""Names of the other API and older names, with the fields that they mean where these exist; see ``_letters``."""
 
 
-def unknown_name(name: str, known: Sequence[str], kind: str, path: str = "") -> UnknownName:
-    """The error for a field or query parameter that the operation does not know, with the nearest known name,
-    or else all of them."""
-    if name in known:  # a field of another type of this union
-        return UnknownName(_join(path, name), f"belongs to another type of {path}")
-    near = _nearest(name, tuple(known)) if len(name) <= NAME_CHARS_MAX else None
-    all_known = f"; known: {', '.join(known)}" if known else ""
-    guess = f"; did you mean {_join(path, near)}?" if near else all_known
+def unknown_name(name: str, known: Sequence[str], kind: str, path: str = "", nested: Sequence[str] = ()) -> UnknownName:
+    """The error for a field or query parameter that the operation does not know, with the nearest name of the ``known``
+    and ``nested`` ones, or else all known ones."""
+    known = _without_aliases(known)
+    near = _nearest(name, known, tuple(nested)) if len(name) <= NAME_CHARS_MAX else None
+    if near:
+        advice = f"; did you mean {_join(path, near)}?"
+    elif known:
+        advice = f"; known: {', '.join(known)}"
+    else:
+        advice = "" if path else f"; this operation takes no {kind}s"
     shown = name if _PLAIN_NAME(name) else _quoted(name)
-    return UnknownName(_join(path, shown), f"is not a known {kind}{guess}")
+    return UnknownName(_join(path, shown), f"is not a known {kind}{advice}")
+
+
+def _unknown_field(name: str, type_: Any, path: str, body: bytes) -> UnknownName:
+    """The error for an unknown field of the object at this path of the body."""
+    place = type_, path[:PATH_CHARS_MAX]
+    tag = _tag_at(*place, body)
+    known, nested = _names_at(*place, tag)
+    return unknown_name(name, known, "field" if tag is None else f"field for type {tag}", path, nested)
+
+
+def _tag_at(type_: Any, path: str, body: bytes) -> str | None:
+    """Which type of a union the object at this path of the body has; None if only one is possible."""
+    structs = _structs_at(type_, path)
+    if len(structs) < 2:
+        return None
+    value = _decode_anything(body)
+    for name in (*path.split("."), structs[0].tag_field):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else None
 
 
 @lru_cache(maxsize=1_024)  # A batch may have the same mistake in each of its timers.
-def _nearest(name: str, known: tuple[str, ...]) -> str | None:
-    """The known name that is probably meant: the other API's spelling, one with the same ending, or a similar one."""
+def _nearest(name: str, known: tuple[str, ...], nested: tuple[str, ...]) -> str | None:
+    """The name that is probably meant: one of the other API, one with the same ending, a nested or a similar one."""
     by_letters = {_letters(one): one for one in known}
+    inner = {_letters(one.rpartition(".")[2]): one for one in nested}
     letters = _letters(name)
+    spellings = (letters, *_MEANT.get(letters, ()))
+    for spelling in spellings:
+        if spelling in by_letters:
+            return by_letters[spelling]
     ends = [
         one
         for one in by_letters
         if min(len(one), len(letters)) >= SUFFIX_CHARS_MIN and (one.endswith(letters) or letters.endswith(one))
     ]
-    ends.sort(key=lambda one: abs(len(one) - len(letters)))
-    similar = ends or get_close_matches(letters, by_letters, 1, SIMILARITY_MIN)
-    return by_letters[similar[0]] if similar else None
+    if ends:
+        return by_letters[min(ends, key=lambda one: abs(len(one) - len(letters)))]
+    for spelling in spellings:
+        if spelling in inner:
+            return inner[spelling]
+    aliases = {alias: by_letters[one] for alias, meant in _MEANT.items() for one in meant if one in by_letters}
+    all_names = aliases | inner | by_letters
+    similar = get_close_matches(letters, all_names, 1, SIMILARITY_MIN)
+    return all_names[similar[0]] if similar else None
+
+
+def _without_aliases(known: Sequence[str]) -> tuple[str, ...]:
+    """These names without those that are older names of others."""
+    letters = {_letters(one) for one in known}
+    return tuple(one for one in known if letters.isdisjoint(_MEANT.get(_letters(one), ())))
 
 
 def _letters(name: str) -> str:
@@ -274,17 +327,31 @@ def _letters(name: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _names_at(type_: Any, path: str) -> tuple[str, ...]:
-    """The fields that the object at this path of a ``type_`` may have."""
-    fields = (field for struct in _structs(_kinds_at(type_, path)) for field in struct.fields)
-    return tuple(dict.fromkeys(field.encode_name for field in fields))
+def _names_at(type_: Any, path: str, tag: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields that the object at this path of a ``type_`` may have, and the fields of the objects in it."""
+    structs = [struct for struct in _structs_at(type_, path) if tag in (None, struct.tag)]
+    known = (name for struct in structs for name in _field_names(struct))
+    nested = (
+        f"{field.encode_name}.{name}"
+        for struct in structs
+        for field in struct.fields
+        for inner in _structs([field.type])
+        for name in _field_names(inner)
+    )
+    return tuple(dict.fromkeys(known)), tuple(dict.fromkeys(nested))
+
+
+def _field_names(struct: inspect.StructType) -> Iterator[str]:
+    if struct.tag_field is not None:
+        yield struct.tag_field
+    yield from (field.encode_name for field in struct.fields)
 
 
 @lru_cache(maxsize=64)
 def _choices(type_: Any, path: str) -> str:
     """The values allowed at this path of a ``type_``: of a literal or an enum, or the tags of a union."""
     parent, _, name = path.rpartition(".")
-    found: list[Any] = [one.tag for one in _structs(_kinds_at(type_, parent)) if one.tag_field == name]
+    found: list[Any] = [one.tag for one in _structs_at(type_, parent) if one.tag_field == name]
     for kind in _flat(_kinds_at(type_, path)):
         if isinstance(kind, inspect.LiteralType):
             found += kind.values
@@ -308,6 +375,11 @@ def _kinds_at(type_: Any, path: str) -> list[inspect.Type]:
     for name in path.split(".") if path else ():
         kinds = [field.type for struct in _structs(kinds) for field in struct.fields if field.encode_name == name]
     return kinds
+
+
+@lru_cache(maxsize=64)
+def _structs_at(type_: Any, path: str) -> tuple[inspect.StructType, ...]:
+    return tuple(_structs(_kinds_at(type_, path)))
 
 
 def _structs(kinds: Sequence[inspect.Type]) -> Iterator[inspect.StructType]:
@@ -337,13 +409,6 @@ _UUID = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}
 
 def check_url(text: str, field: str) -> str:
     parse_url(text, field)
-    return text
-
-
-def check_method(text: str, field: str) -> str:
-    """Methods are case-sensitive in HTTP, so ``post`` is not one."""
-    if text not in METHODS:
-        raise InvalidInput(field, "must be POST, PUT or PATCH")
     return text
 
 
@@ -393,14 +458,22 @@ def check_subject(text: str, field: str) -> str:
 
 def check_id(text: str, field: str) -> str:
     if not _ID(text):
-        raise InvalidInput(field, f"must be 1 to {ID_CHARS_MAX} characters without control characters")
+        raise InvalidInput(field, _length_fault(text, ID_CHARS_MAX) or "must not have control characters")
     return text
 
 
 def check_namespace(text: str, field: str) -> str:
     if not _NAMESPACE(text):
-        raise InvalidInput(field, f"must be 1 to {NAMESPACE_CHARS_MAX} characters from A-Z a-z 0-9 . _ -")
+        allowed = "must have only letters, digits, dots, hyphens and underscores"
+        raise InvalidInput(field, _length_fault(text, NAMESPACE_CHARS_MAX) or allowed)
     return text
+
+
+def _length_fault(text: str, chars_max: int) -> str | None:
+    """What is wrong with the length, in the words of ``_reason``."""
+    if not text:
+        return "must not be empty"
+    return f"must have at most {chars_max} characters" if len(text) > chars_max else None
 
 
 def check_uuid(text: str, field: str) -> str:
