@@ -24,12 +24,12 @@ from duetime.deliverers.egress import Egress
 from duetime.deliverers.http import HttpDeliverer
 from duetime.doors.broker import BrokerDoor
 from duetime.doors.connection_limits import ConnectionLimits
-from duetime.doors.durable import DurableDoor
 from duetime.doors.event_stream import Pulses, PulsesDoor
 from duetime.doors.http import Application, Door, Keys
+from duetime.doors.http_v1 import HttpV1Door
+from duetime.doors.monitoring import MonitoringDoor
 from duetime.doors.openapi import document
-from duetime.doors.openapi_texts import ABOUT, DURABLE, PLATFORM
-from duetime.doors.operations import OperationsDoor
+from duetime.doors.openapi_texts import ABOUT, HTTP_V1, PLATFORM
 from duetime.doors.origins import OriginGuard
 from duetime.doors.overview import Overview
 from duetime.doors.platform import PlatformDoor
@@ -179,7 +179,7 @@ class Node:
             self.service.cluster, self.telemetry, self.service.clock, owner_id=self.engine.ownership.owner_id
         )
         self._pulses = Pulses(self.service, self._activity)
-        durable = DurableDoor(
+        http_v1 = HttpV1Door(
             self.service,
             self.namespaces,
             keys,
@@ -190,7 +190,7 @@ class Node:
             shards=settings.shards,
             timeout_ms_max=settings.max_callback_timeout_ms,
         )
-        operations = OperationsDoor(
+        monitoring = MonitoringDoor(
             self.service,
             keys,
             keys if settings.metrics_auth == "key" else Keys(None),
@@ -210,21 +210,21 @@ class Node:
             bytes_max=settings.max_request_bytes,
         )
         apis = [
-            (DURABLE, durable.operations()),
-            (PLATFORM, [*platform.operations(), *operations.operations()]),
+            (HTTP_V1, http_v1.operations()),
+            (PLATFORM, [*platform.operations(), *monitoring.operations()]),
         ]
-        reference = ReferenceDoor(document(ABOUT, apis, version=__version__), refusal=durable.refusal)
-        pulses = PulsesDoor(self._pulses, keys, refusal=durable.refusal)
+        reference = ReferenceDoor(document(ABOUT, apis, version=__version__), refusal=http_v1.refusal)
+        pulses = PulsesDoor(self._pulses, keys, refusal=http_v1.refusal)
         session = SessionDoor(
-            keys, sessions, self.store.abilities, secure=settings.cookie_secure, refusal=durable.refusal
+            keys, sessions, self.store.abilities, secure=settings.cookie_secure, refusal=http_v1.refusal
         )
-        web = WebDoor(refusal=durable.refusal)
-        doors: list[Door] = [platform, durable, operations, reference, pulses, session, web]
+        web = WebDoor(refusal=http_v1.refusal)
+        doors: list[Door] = [platform, http_v1, monitoring, reference, pulses, session, web]
         self._server = Server(
             Application(
                 doors,
                 fallback=platform,
-                under={"/api/": durable},
+                under={"/api/": http_v1},
                 guard=None if keys.needed else OriginGuard(settings.host, settings.allowed_hosts),
             ),
             ConnectionLimits(self.descriptors.inbound_max, self.telemetry, key_needed=keys.needed),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from duetime.doors.durable import DurableDoor
-from duetime.doors.durable_schema import BASE
 from duetime.doors.http import Keys
+from duetime.doors.http_v1 import HttpV1Door
+from duetime.doors.http_v1_schema import BASE
 from duetime.model import Status, Unsent
 from duetime.overdue import Reason
 from duetime.settings import SETTINGS
@@ -105,9 +105,9 @@ def test_modules_of_the_architecture_exist() -> None:
         assert (place / name).exists() or name in sources, name
 
 
-def http_v1_api() -> DurableDoor:
+def http_v1_api() -> HttpV1Door:
     """The API without what it works on, to ask for its operations."""
-    return DurableDoor(None, None, Keys(None), Telemetry(), None, request_bytes_max=1, batch_bytes_max=1, shards=1)  # type: ignore[arg-type]
+    return HttpV1Door(None, None, Keys(None), Telemetry(), None, request_bytes_max=1, batch_bytes_max=1, shards=1)  # type: ignore[arg-type]
 
 
 def test_every_operation_of_the_http_v1_api_is_documented() -> None:

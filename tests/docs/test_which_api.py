@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from duetime.doors import broker, durable, durable_schema, platform, platform_schema
+from duetime.doors import broker, http_v1, http_v1_schema, platform, platform_schema
 from duetime.model import Definition, HttpTarget, RetryPolicy
 from tests.docs.pasting import ROOT
 from tests.nats import Broker, Nats
@@ -22,8 +22,8 @@ FUTURE = "2030-01-01T00:00:00Z"
 
 def test_limits_and_defaults_agree_with_the_code() -> None:
     v1, plain, _ = ROWS["list"]
-    assert f"{durable.LIMIT_MAX} per page" in v1 and f"{platform_schema.LIMIT_MAX} per page" in plain
-    assert f"up to {durable_schema.BATCH_MAX} timers" in ROWS["batch"][0]
+    assert f"{http_v1.LIMIT_MAX} per page" in v1 and f"{platform_schema.LIMIT_MAX} per page" in plain
+    assert f"up to {http_v1_schema.BATCH_MAX} timers" in ROWS["batch"][0]
     assert f"at least {platform.AHEAD_MS_MIN // 1000} seconds" in ROWS["time"][1]
     default, timeout_ms = RetryPolicy(), Definition(target=HttpTarget(url="")).timeout_ms
     assert ROWS["retries unless given"][0].startswith(f"{default.max_retries}, ")

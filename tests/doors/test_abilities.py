@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from duetime.store import Abilities, Order, TimeSource
-from tests.doors.durable import BASE, URL, failure, success
+from tests.doors.http_v1 import BASE, URL, failure, success
 from tests.doors.test_overview import Listening
 from tests.few_abilities import FewAbilities, without
 from tests.servers import Duetime

@@ -27,7 +27,7 @@ from tests.doors.commands import (
     new_tenant,
     publish_raw,
 )
-from tests.doors.durable import Durable, success
+from tests.doors.http_v1 import HttpV1, success
 from tests.nats import Nats
 from tests.postgres import Missing, Postgres
 from tests.servers import Duetime, Receiver, Reply, instant, until
@@ -45,16 +45,16 @@ def nats() -> Iterator[Nats]:
 
 
 @pytest.fixture(scope="module")
-def broker(nats: Nats, service: Durable) -> Iterator[Orchestrator]:
+def broker(nats: Nats, service: HttpV1) -> Iterator[Orchestrator]:
     with Orchestrator(nats.url) as broker:
         broker.wait_ready()
         yield broker
 
 
 @pytest.fixture(scope="module")
-def service(nats: Nats, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
+def service(nats: Nats, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpV1]:
     """A service with a virtual clock and a broker."""
-    with Durable(tmp_path_factory.mktemp("broker"), TIMER_BROKER_URL=nats.url) as service:
+    with HttpV1(tmp_path_factory.mktemp("broker"), TIMER_BROKER_URL=nats.url) as service:
         yield service
         assert "Traceback" not in service.stderr, service.stderr
         assert service.terminate() == 0
@@ -68,13 +68,13 @@ def own_nats() -> Iterator[Nats]:
 
 
 @pytest.fixture
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Durable]]:
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., HttpV1]]:
     """Starts services with a real clock for one test, and kills them when it ends."""
-    made: list[Durable] = []
+    made: list[HttpV1] = []
 
-    def make(directory: Path | None = None, **options: Any) -> Durable:
+    def make(directory: Path | None = None, **options: Any) -> HttpV1:
         options.setdefault("virtual_clock", False)
-        made.append(Durable(directory or tmp_path_factory.mktemp("own"), start=False, **options))
+        made.append(HttpV1(directory or tmp_path_factory.mktemp("own"), start=False, **options))
         made[-1].start()
         return made[-1]
 
@@ -87,7 +87,7 @@ def _has_stream(broker: Orchestrator, name: str) -> bool:
     return name in {info.config.name for info in broker.run(broker.js.streams_info())}
 
 
-def _stored(service: Durable, tenant: str, call: str) -> dict[str, Any]:
+def _stored(service: HttpV1, tenant: str, call: str) -> dict[str, Any]:
     """Wait for the timer of a command; returns it."""
 
     def found() -> Any:
@@ -106,7 +106,7 @@ def _count(service: Duetime, name: str) -> float:
 
 
 class TestCommand:
-    def test_envelope_creates_a_timer(self, service: Durable, broker: Orchestrator) -> None:
+    def test_envelope_creates_a_timer(self, service: HttpV1, broker: Orchestrator) -> None:
         acme, due = new_tenant(), service.ahead(60)
         broker.send(acme, "call-1", due, correlationId=f"corr-{acme}")
         timer = _stored(service, acme, "call-1")
@@ -114,48 +114,46 @@ class TestCommand:
         assert timer["correlationId"] == f"corr-{acme}" and timer["status"] == "pending"
         assert timer["callbackSubject"] == f"{EVENTS}.{acme}" and timer["callbackUrl"] is None
 
-    def test_payload_without_an_envelope_creates_a_timer(self, service: Durable, broker: Orchestrator) -> None:
+    def test_payload_without_an_envelope_creates_a_timer(self, service: HttpV1, broker: Orchestrator) -> None:
         acme, due = new_tenant(), service.ahead(60)
         broker.publish(f"{SUBJECT}.{acme}", json.dumps(bare(acme, "call", due)).encode())
         timer = _stored(service, acme, "call")
         assert timer["executeAt"] == due and timer["correlationId"] is None
 
-    def test_payload_without_an_envelope_can_have_a_correlation_id(
-        self, service: Durable, broker: Orchestrator
-    ) -> None:
+    def test_payload_without_an_envelope_can_have_a_correlation_id(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         broker.publish(f"{SUBJECT}.{acme}", json.dumps(bare(acme, "call", FAR, correlationId="c")).encode())
         assert _stored(service, acme, "call")["correlationId"] == "c"
 
-    def test_unknown_fields_are_ignored(self, service: Durable, broker: Orchestrator) -> None:
+    def test_unknown_fields_are_ignored(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         message = envelope(acme, "call", FAR, _tag="Envelope", aggregateId="x", causationId=None, extra={"a": [1]})
         message["payload"] |= {"_tag": "ScheduleTimer", "more": 1}
         broker.publish(f"{SUBJECT}.{acme}", json.dumps(message).encode())
         assert _stored(service, acme, "call")["status"] == "pending"
 
-    def test_null_correlation_id_is_none(self, service: Durable, broker: Orchestrator) -> None:
+    def test_null_correlation_id_is_none(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         broker.send(acme, "call", FAR, correlationId=None)
         assert _stored(service, acme, "call")["correlationId"] is None
 
     @pytest.mark.parametrize("call", ["ü/ %😀", "x" * 255, "a.b.*.>"])
-    def test_service_call_id_can_be_any_timer_id(self, service: Durable, broker: Orchestrator, call: str) -> None:
+    def test_service_call_id_can_be_any_timer_id(self, service: HttpV1, broker: Orchestrator, call: str) -> None:
         acme = new_tenant()
         broker.send(acme, call, FAR)
         assert _stored(service, acme, call)["id"] == call
 
-    def test_tenant_id_can_have_64_characters(self, service: Durable, broker: Orchestrator) -> None:
+    def test_tenant_id_can_have_64_characters(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant().ljust(64, "_")
         broker.send(acme, "call", FAR)
         assert _stored(service, acme, "call")["namespace"] == acme
 
-    def test_due_at_can_have_any_offset(self, service: Durable, broker: Orchestrator) -> None:
+    def test_due_at_can_have_any_offset(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         broker.send(acme, "call", "2999-01-01T02:00:00+02:00")
         assert _stored(service, acme, "call")["executeAt"] == FAR
 
-    def test_command_creates_the_namespace_of_its_tenant(self, service: Durable, broker: Orchestrator) -> None:
+    def test_command_creates_the_namespace_of_its_tenant(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         assert service.api("GET", f"/namespaces/{acme}").status == 404
         broker.send(acme, "call", FAR)
@@ -167,13 +165,13 @@ class TestCommand:
         )
         assert refused.body["error"] == "UNKNOWN_NAMESPACE"
 
-    def test_existing_namespace_keeps_its_settings(self, service: Durable, broker: Orchestrator) -> None:
+    def test_existing_namespace_keeps_its_settings(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = service.namespace(new_tenant(), shards=3, retention="1d")
         broker.send(acme, "call", FAR)
         _stored(service, acme, "call")
         assert success(service.api("GET", f"/namespaces/{acme}"))["shards"] == 3
 
-    def test_list_by_correlation_id_finds_timers_of_all_tenants(self, service: Durable, broker: Orchestrator) -> None:
+    def test_list_by_correlation_id_finds_timers_of_all_tenants(self, service: HttpV1, broker: Orchestrator) -> None:
         one, two = new_tenant(), new_tenant()
         for acme in (one, two):
             broker.send(acme, "call", FAR, correlationId=f"both-{one}")
@@ -181,7 +179,7 @@ class TestCommand:
         found = service.pages(f"correlationId=both-{one}", 10)
         assert {timer["namespace"] for timer in found} == {one, two}
 
-    def test_http_api_lists_deletes_and_moves_timers_of_commands(self, service: Durable, broker: Orchestrator) -> None:
+    def test_http_api_lists_deletes_and_moves_timers_of_commands(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         for call in ("moved", "gone"):
             broker.send(acme, call, FAR)
@@ -193,7 +191,7 @@ class TestCommand:
         [event] = broker.events(acme)
         assert event.body["payload"]["serviceCallId"] == "moved"
 
-    def test_platform_api_shows_timers_of_the_default_tenant(self, service: Durable, broker: Orchestrator) -> None:
+    def test_platform_api_shows_timers_of_the_default_tenant(self, service: HttpV1, broker: Orchestrator) -> None:
         call = str(uuid.uuid4())
         broker.send("default", call, FAR)
         _stored(service, "default", call)
@@ -202,7 +200,7 @@ class TestCommand:
         listed = service.request("GET", "/timers?limit=200").body["data"]["timers"]
         assert call in {timer["id"] for timer in listed}
 
-    def test_commands_are_counted(self, service: Durable, broker: Orchestrator) -> None:
+    def test_commands_are_counted(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         received, refused = (
             _count(service, "timer_commands_received_total"),
@@ -214,7 +212,7 @@ class TestCommand:
         assert _count(service, "duetime_refused_commands_total") == refused
         assert 'duetime_creates_total{api="nats"}' in service.request("GET", "/metrics").body.decode()
 
-    def test_commands_of_several_batches_are_applied_in_order(self, service: Durable, broker: Orchestrator) -> None:
+    def test_commands_of_several_batches_are_applied_in_order(self, service: HttpV1, broker: Orchestrator) -> None:
         """The last of several commands for a call determines its time."""
         acme = new_tenant()
         last = [f"2{n:03}-01-01T00:00:00.000Z" for n in range(300, 600)]
@@ -227,7 +225,7 @@ class TestCommand:
 
 
 class TestRepeatedCommand:
-    def test_repeated_command_moves_a_pending_timer(self, service: Durable, broker: Orchestrator) -> None:
+    def test_repeated_command_moves_a_pending_timer(self, service: HttpV1, broker: Orchestrator) -> None:
         acme, later, sooner = new_tenant(), service.ahead(7200), service.ahead(60)
         broker.send(acme, "call", later)
         _stored(service, acme, "call")
@@ -239,14 +237,14 @@ class TestRepeatedCommand:
         assert service.final({"namespace": acme, "id": "call"})["status"] == "completed"
         assert broker.events(acme) == [event]
 
-    def test_repeated_command_can_move_a_timer_into_the_past(self, service: Durable, broker: Orchestrator) -> None:
+    def test_repeated_command_can_move_a_timer_into_the_past(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         broker.send(acme, "call", FAR)
         _stored(service, acme, "call")
         broker.send(acme, "call", service.ahead(-60))
         assert len(broker.events(acme)) == 1
 
-    def test_identical_command_changes_nothing(self, service: Durable, broker: Orchestrator) -> None:
+    def test_identical_command_changes_nothing(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         broker.send(acme, "call", FAR, correlationId="first")
         before = _stored(service, acme, "call")
@@ -255,7 +253,7 @@ class TestRepeatedCommand:
         assert _stored(service, acme, "call") == before
 
     def test_redelivered_command_does_not_override_a_later_command(
-        self, own_nats: Nats, serve: Callable[..., Durable], tmp_path: Path
+        self, own_nats: Nats, serve: Callable[..., HttpV1], tmp_path: Path
     ) -> None:
         with Orchestrator(own_nats.url) as broker:
             service = serve(tmp_path, TIMER_BROKER_URL=own_nats.url)
@@ -275,7 +273,7 @@ class TestRepeatedCommand:
             broker.send(acme, "call", FAR)
             until("it was moved", lambda: _stored(service, acme, "call")["executeAt"] == FAR)
 
-    def test_command_for_a_completed_timer_is_ignored(self, service: Durable, broker: Orchestrator) -> None:
+    def test_command_for_a_completed_timer_is_ignored(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         broker.send(acme, "call", service.ahead(-1))
         events = broker.events(acme)
@@ -290,7 +288,7 @@ class TestRepeatedCommand:
         assert broker.events(acme)[:1] == events
         assert broker.dead_letters(f"{SUBJECT}.{acme}") == []
 
-    def test_command_for_a_canceled_timer_is_ignored(self, service: Durable, broker: Orchestrator) -> None:
+    def test_command_for_a_canceled_timer_is_ignored(self, service: HttpV1, broker: Orchestrator) -> None:
         call = str(uuid.uuid4())
         broker.send("default", call, FAR)
         _stored(service, "default", call)
@@ -299,7 +297,7 @@ class TestRepeatedCommand:
         broker.wait_acked()
         assert service.get(call)["status"] == "canceled"
 
-    def test_tenants_can_use_the_same_service_call_id(self, service: Durable, broker: Orchestrator) -> None:
+    def test_tenants_can_use_the_same_service_call_id(self, service: HttpV1, broker: Orchestrator) -> None:
         one, two = new_tenant(), new_tenant()
         broker.send(one, "call", service.ahead(-1))
         broker.events(one)
@@ -308,7 +306,7 @@ class TestRepeatedCommand:
 
 
 class TestEvent:
-    def test_event_has_the_documented_fields_and_headers(self, service: Durable, broker: Orchestrator) -> None:
+    def test_event_has_the_documented_fields_and_headers(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         broker.send(acme, "call-ü", service.ahead(60), correlationId="corr")
         _stored(service, acme, "call-ü")
@@ -337,20 +335,20 @@ class TestEvent:
         timer = service.final({"namespace": acme, "id": "call-ü"})
         assert timer["status"] == "completed" and timer["attempts"] == 1 and timer["lastError"] is None
 
-    def test_event_of_a_timer_without_correlation_id_has_none(self, service: Durable, broker: Orchestrator) -> None:
+    def test_event_of_a_timer_without_correlation_id_has_none(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         broker.send(acme, "call", service.ahead(-1))
         [event] = broker.events(acme)
         assert set(event.body) == {"id", "type", "aggregateId", "tenantId", "timestampMs", "payload"}
 
     @pytest.mark.parametrize("due", ["2020-02-29T00:00:00Z", "1970-01-01T00:00:00Z"])
-    def test_timer_in_the_past_fires_at_once(self, service: Durable, broker: Orchestrator, due: str) -> None:
+    def test_timer_in_the_past_fires_at_once(self, service: HttpV1, broker: Orchestrator, due: str) -> None:
         acme = new_tenant()
         broker.send(acme, "call", due)
         [event] = broker.events(acme)
         assert abs(instant(event.body["payload"]["reachedAt"]) - service.now()) < timedelta(minutes=1)
 
-    def test_each_firing_has_new_ids(self, service: Durable, broker: Orchestrator) -> None:
+    def test_each_firing_has_new_ids(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         broker.send(acme, "call", service.ahead(-1))
         broker.events(acme)
@@ -359,7 +357,7 @@ class TestEvent:
         one, two = broker.events(acme, 2)
         assert one.headers["Nats-Msg-Id"] != two.headers["Nats-Msg-Id"] and one.body["id"] != two.body["id"]
 
-    def test_paused_tenant_gets_no_events(self, service: Durable, broker: Orchestrator) -> None:
+    def test_paused_tenant_gets_no_events(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = service.namespace(new_tenant())
         success(service.api("PATCH", f"/namespaces/{acme}", {"paused": True}))
         broker.send(acme, "call", service.ahead(-1))
@@ -447,7 +445,7 @@ INVALID: dict[str, tuple[Callable[[str], bytes], str]] = {
 
 
 @pytest.fixture(scope="module")
-def letters(service: Durable, broker: Orchestrator) -> dict[str, tuple[str, bytes, list[Any]]]:
+def letters(service: HttpV1, broker: Orchestrator) -> dict[str, tuple[str, bytes, list[Any]]]:
     """Sends each invalid command on a subject of its own; returns its subject, its body and its dead letters."""
     sent = {name: (f"{SUBJECT}.{new_tenant()}", make) for name, (make, _) in INVALID.items()}
     bodies = {}
@@ -470,7 +468,7 @@ def letters(service: Durable, broker: Orchestrator) -> dict[str, tuple[str, byte
 class TestInvalidCommand:
     @pytest.mark.parametrize("name", INVALID)
     def test_invalid_command_becomes_a_dead_letter(
-        self, service: Durable, letters: dict[str, tuple[str, bytes, list[Any]]], name: str
+        self, service: HttpV1, letters: dict[str, tuple[str, bytes, list[Any]]], name: str
     ) -> None:
         subject, body, [letter] = letters[name]
         assert letter.subject == "timer.dlq.commands" and (letter.data or b"") == body
@@ -479,7 +477,7 @@ class TestInvalidCommand:
         assert len(re.findall(rf"WARNING.* a command on {re.escape(subject)} is invalid: ", service.stderr)) == 1
 
     def test_invalid_command_creates_no_namespace(
-        self, service: Durable, letters: dict[str, tuple[str, bytes, list[Any]]]
+        self, service: HttpV1, letters: dict[str, tuple[str, bytes, list[Any]]]
     ) -> None:
         for subject, _, _ in letters.values():
             assert service.api("GET", f"/namespaces/{subject.rpartition('.')[2]}").status == 404
@@ -489,7 +487,7 @@ class TestInvalidCommand:
         assert info.num_ack_pending == 0 and info.num_redelivered == 0 and info.num_pending == 0
         assert broker.messages(COMMANDS_STREAM) == []
 
-    def test_invalid_commands_do_not_block_valid_commands(self, service: Durable, broker: Orchestrator) -> None:
+    def test_invalid_commands_do_not_block_valid_commands(self, service: HttpV1, broker: Orchestrator) -> None:
         acme = new_tenant()
         for n in range(100):
             broker.run(broker.client.publish(f"{SUBJECT}.{acme}", b"bad"))
@@ -498,7 +496,7 @@ class TestInvalidCommand:
         until("all others are dead letters", lambda: len(broker.dead_letters(f"{SUBJECT}.{acme}")) == 100)
 
     def test_dead_letter_of_the_largest_possible_command_is_truncated(
-        self, service: Durable, broker: Orchestrator
+        self, service: HttpV1, broker: Orchestrator
     ) -> None:
         """The dead letter has headers, too, and the broker closes the connection after a message that is too large."""
         acme = new_tenant()
@@ -516,7 +514,7 @@ class TestInvalidCommand:
         ids=["subject", "no headers", "status"],
     )
     def test_command_that_the_client_library_can_not_parse_is_rejected(
-        self, nats: Nats, service: Durable, broker: Orchestrator, subject: bytes, head: bytes
+        self, nats: Nats, service: HttpV1, broker: Orchestrator, subject: bytes, head: bytes
     ) -> None:
         acme, refused = new_tenant(), _count(service, "duetime_refused_commands_total")
         publish_raw(nats.port, SUBJECT.encode() + b"." + subject, head, b"bad")
@@ -528,7 +526,7 @@ class TestInvalidCommand:
 
 
 class TestStreams:
-    def test_missing_streams_are_created(self, service: Durable, broker: Orchestrator) -> None:
+    def test_missing_streams_are_created(self, service: HttpV1, broker: Orchestrator) -> None:
         commands, events, dead = (
             broker.run(broker.js.stream_info(name)).config for name in (COMMANDS_STREAM, EVENTS_STREAM, DEAD_STREAM)
         )
@@ -547,7 +545,7 @@ class TestStreams:
         assert "broker: the " not in service.stderr  # no warnings about streams that the service created
 
     def test_existing_streams_are_not_changed_and_cause_warnings(
-        self, own_nats: Nats, serve: Callable[..., Durable]
+        self, own_nats: Nats, serve: Callable[..., HttpV1]
     ) -> None:
         with Orchestrator(own_nats.url) as broker:
             broker.make_stream(
@@ -592,7 +590,7 @@ class TestStreams:
             _stored(service, "acme", "call")
 
     def test_commands_stream_without_the_commands_subject_causes_a_warning(
-        self, own_nats: Nats, serve: Callable[..., Durable]
+        self, own_nats: Nats, serve: Callable[..., HttpV1]
     ) -> None:
         with Orchestrator(own_nats.url) as broker:
             broker.make_stream(name=COMMANDS_STREAM, subjects=["something.else"])
@@ -605,7 +603,7 @@ class TestStreams:
             )
 
     def test_setup_is_retried_while_another_stream_has_the_subject(
-        self, own_nats: Nats, serve: Callable[..., Durable], receiver: Receiver
+        self, own_nats: Nats, serve: Callable[..., HttpV1], receiver: Receiver
     ) -> None:
         """HTTP works, the log names the reason once, and commands work after the other stream is deleted."""
         with Orchestrator(own_nats.url) as broker:
@@ -620,7 +618,7 @@ class TestStreams:
             assert len(broker.events("acme")) == 1
             assert service.stderr.count("could not set up") == 1
 
-    def test_deleted_streams_are_created_again(self, own_nats: Nats, serve: Callable[..., Durable]) -> None:
+    def test_deleted_streams_are_created_again(self, own_nats: Nats, serve: Callable[..., HttpV1]) -> None:
         with Orchestrator(own_nats.url) as broker:
             service = serve(TIMER_BROKER_URL=own_nats.url)
             broker.wait_ready()
@@ -633,7 +631,7 @@ class TestStreams:
             assert "Traceback" not in service.stderr
 
     def test_consumer_that_rejects_every_fetch_is_logged_once_and_polled_slowly(
-        self, own_nats: Nats, serve: Callable[..., Durable], receiver: Receiver
+        self, own_nats: Nats, serve: Callable[..., HttpV1], receiver: Receiver
     ) -> None:
         """The fetches back off, so they do not use up the CPU."""
         with Orchestrator(own_nats.url) as broker:
@@ -656,7 +654,7 @@ class TestStreams:
             assert fetches.pending_msgs < 100
             assert service.stderr.count("the broker delivered no commands") == 1
 
-    def test_names_of_subjects_and_streams_are_settings(self, own_nats: Nats, serve: Callable[..., Durable]) -> None:
+    def test_names_of_subjects_and_streams_are_settings(self, own_nats: Nats, serve: Callable[..., HttpV1]) -> None:
         with Orchestrator(own_nats.url) as broker:
             service = serve(
                 TIMER_BROKER_URL=own_nats.url,
@@ -677,7 +675,7 @@ class TestStreams:
             assert {info.config.name for info in broker.run(broker.js.streams_info())} == {"MY_IN", "MY_OUT", "MY_DEAD"}
             assert service.terminate() == 0
 
-    def test_attempts_of_one_event_have_the_same_ids(self, own_nats: Nats, serve: Callable[..., Durable]) -> None:
+    def test_attempts_of_one_event_have_the_same_ids(self, own_nats: Nats, serve: Callable[..., HttpV1]) -> None:
         """A plain subscriber stands in for the stream of events and rejects the first two attempts."""
         with Orchestrator(own_nats.url) as broker:
             broker.make_stream(name=EVENTS_STREAM, subjects=["somewhere.else"])
@@ -703,7 +701,7 @@ class TestStreams:
 
 class TestBrokerUnavailable:
     def test_service_starts_without_a_broker_and_connects_later(
-        self, own_nats: Nats, serve: Callable[..., Durable], receiver: Receiver
+        self, own_nats: Nats, serve: Callable[..., HttpV1], receiver: Receiver
     ) -> None:
         own_nats.stop()
         service = serve(TIMER_BROKER_URL=own_nats.url)
@@ -717,7 +715,7 @@ class TestBrokerUnavailable:
         assert service.terminate() == 0
         assert "Traceback" not in service.stderr
 
-    def test_service_without_a_broker_stops_cleanly(self, own_nats: Nats, serve: Callable[..., Durable]) -> None:
+    def test_service_without_a_broker_stops_cleanly(self, own_nats: Nats, serve: Callable[..., HttpV1]) -> None:
         own_nats.stop()
         service = serve(TIMER_BROKER_URL=own_nats.url)
         assert service.terminate() == 0
@@ -725,7 +723,7 @@ class TestBrokerUnavailable:
 
     @pytest.mark.parametrize("end", [Nats.stop, Nats.kill], ids=["stopped", "killed"])
     def test_events_wait_for_the_broker_to_return(
-        self, own_nats: Nats, serve: Callable[..., Durable], receiver: Receiver, end: Callable[[Nats], None]
+        self, own_nats: Nats, serve: Callable[..., HttpV1], receiver: Receiver, end: Callable[[Nats], None]
     ) -> None:
         with Orchestrator(own_nats.url) as broker:
             service = serve(TIMER_BROKER_URL=own_nats.url)
@@ -751,7 +749,7 @@ class TestBrokerUnavailable:
             assert service.terminate() == 0
             assert "Traceback" not in service.stderr
 
-    def test_streams_are_created_again_on_an_empty_broker(self, own_nats: Nats, serve: Callable[..., Durable]) -> None:
+    def test_streams_are_created_again_on_an_empty_broker(self, own_nats: Nats, serve: Callable[..., HttpV1]) -> None:
         service = serve(TIMER_BROKER_URL=own_nats.url)
         with Orchestrator(own_nats.url) as broker:
             broker.wait_ready()
@@ -777,7 +775,7 @@ def postgres() -> Iterator[Postgres]:
 
 class TestNothingIsLost:
     def test_command_is_not_acked_before_it_is_stored(
-        self, own_nats: Nats, serve: Callable[..., Durable], postgres: Postgres
+        self, own_nats: Nats, serve: Callable[..., HttpV1], postgres: Postgres
     ) -> None:
         """Commands wait while the store is down, and are acked after it returns."""
         with Orchestrator(own_nats.url) as broker:
@@ -800,7 +798,7 @@ class TestNothingIsLost:
             assert len(broker.dead_letters(f"{SUBJECT}.acme")) == 1
 
     def test_commands_fetched_by_a_killed_instance_are_redelivered(
-        self, own_nats: Nats, serve: Callable[..., Durable], tmp_path: Path
+        self, own_nats: Nats, serve: Callable[..., HttpV1], tmp_path: Path
     ) -> None:
         with Orchestrator(own_nats.url) as broker:
             broker.make_stream(name=COMMANDS_STREAM, subjects=[f"{SUBJECT}.*"], retention=RetentionPolicy.WORK_QUEUE)
@@ -822,7 +820,7 @@ class TestNothingIsLost:
             broker.wait_acked()
 
     def test_command_whose_ack_was_lost_is_redelivered_and_changes_nothing(
-        self, own_nats: Nats, serve: Callable[..., Durable]
+        self, own_nats: Nats, serve: Callable[..., HttpV1]
     ) -> None:
         with Orchestrator(own_nats.url) as broker:
             broker.make_stream(name=COMMANDS_STREAM, subjects=[f"{SUBJECT}.*"], retention=RetentionPolicy.WORK_QUEUE)
@@ -840,7 +838,7 @@ class TestNothingIsLost:
             assert sorted(event.body["payload"]["serviceCallId"] for event in events) == [f"c{n}" for n in range(5)]
 
     def test_draining_instance_returns_fetched_commands(
-        self, own_nats: Nats, serve: Callable[..., Durable], receiver: Receiver, tmp_path: Path
+        self, own_nats: Nats, serve: Callable[..., HttpV1], receiver: Receiver, tmp_path: Path
     ) -> None:
         """A draining instance may have a fetch open while it waits for a callback."""
         with Orchestrator(own_nats.url) as broker:
@@ -861,7 +859,7 @@ class TestNothingIsLost:
             until("all events are published", lambda: broker.count(EVENTS_STREAM) == 20, ACK_WAIT_SECONDS / 2)
 
     def test_instances_share_commands_and_one_can_stop(
-        self, own_nats: Nats, serve: Callable[..., Durable], postgres: Postgres
+        self, own_nats: Nats, serve: Callable[..., HttpV1], postgres: Postgres
     ) -> None:
         with Orchestrator(own_nats.url) as broker:
             database = postgres.fresh()

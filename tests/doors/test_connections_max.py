@@ -14,9 +14,9 @@ import uvloop
 
 from duetime.clock import SystemClock
 from duetime.doors.connection_limits import GONE_MAX, SCAN_MAX, ConnectionLimits, Group
-from duetime.doors.host import Served
 from duetime.doors.http import Application, Handler, Keys, Request, Response, Unauthorized
 from duetime.doors.server import Server, bind
+from duetime.doors.server_interfaces import Served
 from duetime.doors.sessions import CookieSessions, SessionDoor
 from duetime.store import ALL_ABILITIES
 from duetime.stores.memory import MemoryStore

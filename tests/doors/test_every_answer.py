@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from tests.doors.commands import Orchestrator
 from tests.doors.described import operation_of
-from tests.doors.durable import URL, Durable
+from tests.doors.http_v1 import URL, HttpV1
 from tests.doors.test_openapi import DOCUMENT, SCHEMAS
 from tests.nats import Nats
 from tests.servers import Answer, Receiver, Reply, until, unused_address
@@ -22,7 +22,7 @@ OTHER = "http://127.0.0.1:9/other"
 class Asker:
     """Sends requests and keeps which operations answered with which status."""
 
-    def __init__(self, service: Durable) -> None:
+    def __init__(self, service: HttpV1) -> None:
         self.service = service
         self.seen: set[tuple[str, int]] = set()
 
@@ -36,7 +36,7 @@ class Asker:
 
 
 def test_responses_of_every_operation_match_the_document(tmp_path: Path) -> None:
-    with Nats() as nats, Receiver() as receiver, Durable(tmp_path / "service", TIMER_BROKER_URL=nats.url) as service:
+    with Nats() as nats, Receiver() as receiver, HttpV1(tmp_path / "service", TIMER_BROKER_URL=nats.url) as service:
         ask = Asker(service)
         with Orchestrator(nats.url) as broker:
             broker.wait_ready()
@@ -116,7 +116,7 @@ def _timers(ask: Asker, receiver: Receiver) -> None:
     receiver.release()
 
 
-def _other_style(ask: Asker, service: Durable) -> None:
+def _other_style(ask: Asker, service: HttpV1) -> None:
     timers = f"{V1}/timers"
     ask(200, "POST", f"{timers}/create", {"id": "two", "executeAt": service.ahead(60), "callbackUrl": URL})
     ask(400, "POST", f"{timers}/create", {"id": "two", "callbackUrl": URL})
@@ -148,7 +148,7 @@ def _namespaces(ask: Asker) -> None:
     ask(404, "PATCH", f"{namespaces}/missing", {})
 
 
-def _platform(ask: Asker, service: Durable) -> None:
+def _platform(ask: Asker, service: HttpV1) -> None:
     asked = {"execute_at": service.ahead(60), "callback_url": URL, "callback_payload": [1], "idempotency_key": "a"}
     made = ask(201, "POST", "/timers", asked)["data"]
     ask(200, "POST", "/timers", asked)

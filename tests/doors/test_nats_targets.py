@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.doors.commands import Orchestrator
-from tests.doors.durable import ONCE, Durable, failure, success
+from tests.doors.http_v1 import ONCE, HttpV1, failure, success
 from tests.nats import Nats
 from tests.servers import DUE_SECONDS, Receiver, until
 
@@ -58,8 +58,8 @@ def broker(nats: Nats) -> Iterator[Orchestrator]:
 
 
 @pytest.fixture(scope="module")
-def service(nats: Nats, broker: Orchestrator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
-    with Durable(tmp_path_factory.mktemp("targets"), TIMER_BROKER_URL=nats.url) as service:
+def service(nats: Nats, broker: Orchestrator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpV1]:
+    with HttpV1(tmp_path_factory.mktemp("targets"), TIMER_BROKER_URL=nats.url) as service:
         broker.wait_ready()
         yield service
         assert "Traceback" not in service.stderr, service.stderr
@@ -70,7 +70,7 @@ def subject() -> str:
     return f"app.{uuid.uuid4().hex}"
 
 
-def make(service: Durable, subject: str, **fields: Any) -> dict[str, Any]:
+def make(service: HttpV1, subject: str, **fields: Any) -> dict[str, Any]:
     """Create a timer whose target is a subject, by the HTTP v1 API."""
     when = {} if {"delay", "executeAt"} & fields.keys() else {"delay": "0s"}
     timer: dict[str, Any] = success(service.api("POST", "/timers", {"callbackSubject": subject, **when, **fields}))
@@ -90,7 +90,7 @@ def wait_messages(broker: Orchestrator, subject: str, count: int = 1) -> list[An
 
 class TestHttpApi:
     def test_message_equals_the_body_that_an_http_target_receives(
-        self, service: Durable, broker: Orchestrator, receiver: Receiver, subject: str
+        self, service: HttpV1, broker: Orchestrator, receiver: Receiver, subject: str
     ) -> None:
         fields = {"delay": "0s", "payload": {"a": [1.0, "ü"]}, "metadata": {"not": "sent"}}
         made = make(
@@ -110,28 +110,28 @@ class TestHttpApi:
         [attempt] = service.attempts(timer)
         assert attempt["status"] is None and attempt["error"] is None and attempt["outcome"] == "answered"
 
-    def test_timer_is_shown_with_its_subject(self, service: Durable, subject: str) -> None:
+    def test_timer_is_shown_with_its_subject(self, service: HttpV1, subject: str) -> None:
         made = make(service, subject, executeAt=FAR, correlationId=subject, callbackHeaders={"X": "1"})
         [listed] = service.pages(f"correlationId={subject}", 10)
         for timer in (made, service.current(made), success(service.api("GET", service.path(made))), listed):
             assert timer["callbackSubject"] == subject and timer["callbackHeaders"] == {"X": "1"}
             assert timer["callbackUrl"] is None and timer["callbackMethod"] is None
 
-    def test_upsert_and_batch_accept_subjects(self, service: Durable, broker: Orchestrator, subject: str) -> None:
+    def test_upsert_and_batch_accept_subjects(self, service: HttpV1, broker: Orchestrator, subject: str) -> None:
         upserted = {"id": subject, "callbackSubject": subject, "delay": "0s"}
         success(service.api("POST", "/timers/create", upserted))
         batch = [{"callbackSubject": subject, "delay": "0s"}, {"callbackSubject": "app.*", "delay": "0s"}]
         assert [result["status"] for result in service.batch(batch)] == [200, 400]
         assert len(wait_messages(broker, subject, 2)) == 2
 
-    def test_repeated_create_returns_the_same_timer(self, service: Durable, subject: str) -> None:
+    def test_repeated_create_returns_the_same_timer(self, service: HttpV1, subject: str) -> None:
         fields = {"id": subject, "executeAt": FAR}
         assert make(service, subject, **fields) == make(service, subject, **fields)
         other = service.api("POST", "/timers", {"callbackSubject": subject + ".b", **fields})
         failure(other, 409, "TIMER_CONFLICT")
 
     def test_update_can_change_the_target_from_http_to_nats(
-        self, service: Durable, broker: Orchestrator, subject: str
+        self, service: HttpV1, broker: Orchestrator, subject: str
     ) -> None:
         timer = service.make("http://127.0.0.1:9/", callbackMethod="PUT", callbackHeaders={"X": "1"})
         changed = success(service.api("PUT", service.path(timer), {"callbackSubject": subject}))
@@ -141,7 +141,7 @@ class TestHttpApi:
         assert wait_messages(broker, subject)[0].headers["X"] == "1"
 
     def test_update_can_change_the_target_from_nats_to_http(
-        self, service: Durable, receiver: Receiver, subject: str
+        self, service: HttpV1, receiver: Receiver, subject: str
     ) -> None:
         timer = make(service, subject, executeAt=service.ahead(DUE_SECONDS), callbackHeaders={"X": "1"})
         changed = success(service.api("PUT", service.path(timer), {"callbackUrl": receiver.url("/from-nats")}))
@@ -151,7 +151,7 @@ class TestHttpApi:
         [request] = receiver.wait("/from-nats")
         assert request.headers["x"] == "1"
 
-    def test_update_can_change_only_the_headers(self, service: Durable, broker: Orchestrator, subject: str) -> None:
+    def test_update_can_change_only_the_headers(self, service: HttpV1, broker: Orchestrator, subject: str) -> None:
         timer = make(service, subject, executeAt=service.ahead(DUE_SECONDS), callbackHeaders={"X": "1"})
         changed = success(service.api("PUT", service.path(timer), {"callbackHeaders": {"Y": "2"}}))
         assert changed["callbackSubject"] == subject and changed["callbackHeaders"] == {"Y": "2"}
@@ -160,20 +160,20 @@ class TestHttpApi:
         assert headers["Y"] == "2" and "X" not in headers
 
     @pytest.mark.parametrize("name", INVALID_SUBJECTS)
-    def test_invalid_subject_is_rejected(self, service: Durable, name: str) -> None:
+    def test_invalid_subject_is_rejected(self, service: HttpV1, name: str) -> None:
         bad = {"callbackSubject": INVALID_SUBJECTS[name]}
         failure(service.api("POST", "/timers", {"delay": "1h", **bad}), 400, "INVALID_INPUT", "callbackSubject")
         timer = service.make(executeAt=FAR)
         failure(service.api("PUT", service.path(timer), bad), 400, "INVALID_INPUT", "callbackSubject")
         assert service.current(timer) == timer
 
-    def test_subject_can_have_255_characters(self, service: Durable, broker: Orchestrator, subject: str) -> None:
+    def test_subject_can_have_255_characters(self, service: HttpV1, broker: Orchestrator, subject: str) -> None:
         longest = subject.ljust(255, "x")
         make(service, longest)
         assert len(wait_messages(broker, longest)) == 1
 
     def test_subject_can_have_every_printable_ascii_character_but_wildcards(
-        self, service: Durable, broker: Orchestrator, subject: str
+        self, service: HttpV1, broker: Orchestrator, subject: str
     ) -> None:
         odd = subject + "." + "".join(chr(c) for c in range(33, 127) if chr(c) not in "*>.")
         make(service, odd)
@@ -183,7 +183,7 @@ class TestHttpApi:
         "name", ["Nats-Msg-Id", "nats-expected-stream", "Nats-Rollup", "duetime-attempt", "Duetime-X"]
     )
     def test_headers_with_a_meaning_for_the_broker_or_duetime_are_rejected(
-        self, service: Durable, subject: str, name: str
+        self, service: HttpV1, subject: str, name: str
     ) -> None:
         """Headers that begin with Nats- are instructions for the broker: a rollup deletes all other messages."""
         fields = {"delay": "1h", "callbackSubject": subject, "callbackHeaders": {name: "x"}}
@@ -198,15 +198,15 @@ class TestHttpApi:
         ids=["a URL", "a method"],
     )
     def test_url_or_method_together_with_a_subject_is_rejected(
-        self, service: Durable, subject: str, fields: dict[str, str], field: str
+        self, service: HttpV1, subject: str, fields: dict[str, str], field: str
     ) -> None:
         answer = service.api("POST", "/timers", {"delay": "1h", "callbackSubject": subject, **fields})
         failure(answer, 400, "INVALID_INPUT", field)
 
-    def test_timer_without_a_target_is_rejected(self, service: Durable) -> None:
+    def test_timer_without_a_target_is_rejected(self, service: HttpV1) -> None:
         failure(service.api("POST", "/timers", {"delay": "1h"}), 400, "INVALID_INPUT", "callbackUrl")
 
-    def test_header_values_can_have_any_characters(self, service: Durable, broker: Orchestrator, subject: str) -> None:
+    def test_header_values_can_have_any_characters(self, service: HttpV1, broker: Orchestrator, subject: str) -> None:
         subscription = broker.run(broker.client.subscribe(subject))
         make(service, subject, callbackHeaders={"X": "grün", "Y": ""})
         headers = broker.run(subscription.next_msg(30)).headers
@@ -214,11 +214,11 @@ class TestHttpApi:
 
 
 class TestPlatformApi:
-    def make(self, service: Durable, callback: Any, **fields: Any) -> Any:
+    def make(self, service: HttpV1, callback: Any, **fields: Any) -> Any:
         when = {"execute_at": service.ahead(DUE_SECONDS)}
         return service.request("POST", "/timers", json={"callback": callback, **when, **fields})
 
-    def test_message_is_the_payload_byte_for_byte(self, service: Durable, broker: Orchestrator, subject: str) -> None:
+    def test_message_is_the_payload_byte_for_byte(self, service: HttpV1, broker: Orchestrator, subject: str) -> None:
         callback = {"type": "nats", "topic": subject, "headers": {"X-Own": "y"}}
         body = b'{"callback": %b, "execute_at": "%b", "callback_payload": { "b":1.0,"a": [ ] }}'
         answer = service.request(
@@ -233,16 +233,16 @@ class TestPlatformApi:
         assert timer["status"] == "completed" and timer["last_error"] is None
         assert timer["callback"] == callback and timer["callback_headers"] is None
 
-    def test_message_without_a_payload_is_empty(self, service: Durable, broker: Orchestrator, subject: str) -> None:
+    def test_message_without_a_payload_is_empty(self, service: HttpV1, broker: Orchestrator, subject: str) -> None:
         assert self.make(service, {"type": "nats", "topic": subject}).status == 201
         service.advance()
         assert not wait_messages(broker, subject)[0].data
 
-    def test_http_v1_api_shows_the_subject(self, service: Durable, subject: str) -> None:
+    def test_http_v1_api_shows_the_subject(self, service: HttpV1, subject: str) -> None:
         id = self.make(service, {"type": "nats", "topic": subject}).body["data"]["id"]
         assert service.current({"namespace": "default", "id": id})["callbackSubject"] == subject
 
-    def test_key_is_appended_to_the_topic(self, service: Durable, broker: Orchestrator, subject: str) -> None:
+    def test_key_is_appended_to_the_topic(self, service: HttpV1, broker: Orchestrator, subject: str) -> None:
         callback = {"type": "nats", "topic": subject, "key": "eu.7", "headers": {"X": "1"}, "payload": {"a": 1.0}}
         id = self.make(service, callback).body["data"]["id"]
         shown = {"type": "nats", "topic": f"{subject}.eu.7", "headers": {"X": "1"}}
@@ -253,13 +253,13 @@ class TestPlatformApi:
         [message] = wait_messages(broker, f"{subject}.us")
         assert message.data == b"2" and not broker.messages(STREAM, f"{subject}.eu.7")
 
-    def test_timer_is_shown_with_its_callback(self, service: Durable, subject: str) -> None:
+    def test_timer_is_shown_with_its_callback(self, service: HttpV1, subject: str) -> None:
         callback = {"type": "nats", "topic": subject, "headers": {"X": "1"}}
         id = self.make(service, callback).body["data"]["id"]
         assert service.get(id)["callback"] == callback
 
     def test_update_can_change_the_target_to_nats_and_back(
-        self, service: Durable, broker: Orchestrator, receiver: Receiver, subject: str
+        self, service: HttpV1, broker: Orchestrator, receiver: Receiver, subject: str
     ) -> None:
         id = service.create(receiver.url("/there"), callback_headers={"X": "1"})
         there = service.request("PUT", f"/timers/{id}", json={"callback": {"type": "nats", "topic": subject}})
@@ -273,7 +273,7 @@ class TestPlatformApi:
         assert len(wait_messages(broker, subject)) == 1
         assert receiver.at("/there") == receiver.at("/back") == []
 
-    def test_update_of_other_fields_keeps_the_topic(self, service: Durable, broker: Orchestrator, subject: str) -> None:
+    def test_update_of_other_fields_keeps_the_topic(self, service: HttpV1, broker: Orchestrator, subject: str) -> None:
         id = self.make(service, {"type": "nats", "topic": subject, "headers": {"X": "1"}}).body["data"]["id"]
         assert service.request("PUT", f"/timers/{id}", json={"callback_payload": 7}).status == 200
         headers = service.request("PUT", f"/timers/{id}", json={"callback_headers": {"Y": "2"}})
@@ -301,15 +301,15 @@ class TestPlatformApi:
         ],
         ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
     )
-    def test_invalid_callback_is_rejected(self, service: Durable, callback: Any, field: str) -> None:
+    def test_invalid_callback_is_rejected(self, service: HttpV1, callback: Any, field: str) -> None:
         answer = self.make(service, callback)
         assert answer.status == 400 and answer.body["code"] == 2 and field in answer.body["message"], answer
 
-    def test_callback_together_with_callback_url_is_rejected(self, service: Durable, subject: str) -> None:
+    def test_callback_together_with_callback_url_is_rejected(self, service: HttpV1, subject: str) -> None:
         answer = self.make(service, {"type": "nats", "topic": subject}, callback_url="http://127.0.0.1:9/")
         assert answer.status == 400 and answer.body["message"].startswith("callback")
 
-    def test_repeated_idempotency_key_returns_the_same_timer(self, service: Durable, subject: str) -> None:
+    def test_repeated_idempotency_key_returns_the_same_timer(self, service: HttpV1, subject: str) -> None:
         callback, when = {"type": "nats", "topic": subject}, service.ahead(3600)
         first, second = (self.make(service, callback, idempotency_key=subject, execute_at=when) for _ in range(2))
         assert (first.status, second.status) == (201, 200) and first.body["data"] == second.body["data"]
@@ -318,7 +318,7 @@ class TestPlatformApi:
 
 
 def test_error_without_a_broker_names_the_setting(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with Durable(tmp_path_factory.mktemp("no-broker")) as service:
+    with HttpV1(tmp_path_factory.mktemp("no-broker")) as service:
         body = failure(
             service.api("POST", "/timers", {"delay": "1h", "callbackSubject": "app.a"}), 400, "INVALID_INPUT"
         )
@@ -336,7 +336,7 @@ def test_error_without_a_broker_names_the_setting(tmp_path_factory: pytest.TempP
 
 
 class TestRetries:
-    def test_attempt_fails_if_no_stream_has_the_subject(self, service: Durable) -> None:
+    def test_attempt_fails_if_no_stream_has_the_subject(self, service: HttpV1) -> None:
         policy = {"maxRetries": 1, "initialInterval": "10s", "jitter": False}
         timer = make(service, "nobody.listens", executeAt=service.ahead(DUE_SECONDS), retryPolicy=policy)
         first = service.attempt(timer)
@@ -345,14 +345,14 @@ class TestRetries:
         last = service.attempt(timer)
         assert last["status"] == "failed" and last["attempts"] == 2 and "no stream has" in last["lastError"]
 
-    def test_timer_of_the_platform_api_fails_after_one_attempt(self, service: Durable) -> None:
+    def test_timer_of_the_platform_api_fails_after_one_attempt(self, service: HttpV1) -> None:
         callback = {"type": "nats", "topic": "nobody.listens"}
         made = service.request("POST", "/timers", json={"callback": callback, "execute_at": service.ahead(DUE_SECONDS)})
         service.advance()
         timer = service.finished(made.body["data"]["id"])
         assert timer["status"] == "failed" and "no stream has" in timer["last_error"] and timer["executed_at"]
 
-    def test_retry_succeeds_once_a_stream_has_the_subject(self, service: Durable, broker: Orchestrator) -> None:
+    def test_retry_succeeds_once_a_stream_has_the_subject(self, service: HttpV1, broker: Orchestrator) -> None:
         timer = make(service, "late.subject", executeAt=service.ahead(DUE_SECONDS), retryPolicy={"jitter": False})
         assert service.attempt(timer)["status"] == "pending"
         broker.make_stream(name="LATE", subjects=["late.*"])
@@ -360,13 +360,13 @@ class TestRetries:
         [message] = broker.messages("LATE")
         assert message.headers["duetime-attempt"] == "2" and json.loads(message.data)["attempt"] == 2
 
-    def test_attempt_fails_if_the_stream_is_full(self, service: Durable, broker: Orchestrator) -> None:
+    def test_attempt_fails_if_the_stream_is_full(self, service: HttpV1, broker: Orchestrator) -> None:
         broker.make_stream(name="FULL", subjects=["full.*"], max_msgs=1, discard="new")
         assert service.final(make(service, "full.a", retryPolicy=ONCE))["status"] == "completed"
         refused = service.final(make(service, "full.a", retryPolicy=ONCE))
         assert refused["status"] == "failed" and "the broker rejected the message" in refused["lastError"]
 
-    def test_response_that_is_not_a_streams_ack_fails_the_attempt(self, service: Durable, broker: Orchestrator) -> None:
+    def test_response_that_is_not_a_streams_ack_fails_the_attempt(self, service: HttpV1, broker: Orchestrator) -> None:
         async def answer(message: Any) -> None:
             await message.respond(b"hello")
 
@@ -374,21 +374,21 @@ class TestRetries:
         timer = service.final(make(service, "plain.service", retryPolicy=ONCE))
         assert timer["status"] == "failed" and "is not a stream's ack" in timer["lastError"]
 
-    def test_attempt_without_an_ack_times_out(self, service: Durable, broker: Orchestrator) -> None:
+    def test_attempt_without_an_ack_times_out(self, service: HttpV1, broker: Orchestrator) -> None:
         subscription = broker.run(broker.client.subscribe("plain.listener"))
         timer = service.final(make(service, "plain.listener", retryPolicy=ONCE, callbackTimeout="300ms"))
         assert timer["status"] == "failed" and "sent no ack in time" in timer["lastError"]
         assert service.attempts(timer)[0]["outcome"] == "timed_out"
         assert subscription.pending_msgs == 1
 
-    def test_replay_publishes_with_a_new_message_id(self, service: Durable, broker: Orchestrator, subject: str) -> None:
+    def test_replay_publishes_with_a_new_message_id(self, service: HttpV1, broker: Orchestrator, subject: str) -> None:
         timer = service.final(make(service, subject))
         success(service.api("POST", service.path(timer) + "/replay"))
         one, two = wait_messages(broker, subject, 2)
         assert one.headers["Nats-Msg-Id"] != two.headers["Nats-Msg-Id"]
         assert [message.headers["duetime-attempt"] for message in (one, two)] == ["1", "1"]
 
-    def test_stream_drops_a_duplicate_attempt(self, service: Durable, broker: Orchestrator, subject: str) -> None:
+    def test_stream_drops_a_duplicate_attempt(self, service: HttpV1, broker: Orchestrator, subject: str) -> None:
         """The second publish stands in for the attempt after an instance died before it got the ack."""
         sent = make(service, subject)
         [message] = wait_messages(broker, subject)
@@ -406,7 +406,7 @@ class TestRetries:
             small.start()
             with (
                 Orchestrator(small.url) as broker,
-                Durable(tmp_path, virtual_clock=False, TIMER_BROKER_URL=small.url) as service,
+                HttpV1(tmp_path, virtual_clock=False, TIMER_BROKER_URL=small.url) as service,
             ):
                 broker.wait_ready()
                 broker.make_stream(name=STREAM, subjects=["app.>"])
@@ -417,7 +417,7 @@ class TestRetries:
                 assert "away" not in service.stderr
 
     def test_failing_subject_does_not_delay_other_subjects(
-        self, service: Durable, broker: Orchestrator, subject: str
+        self, service: HttpV1, broker: Orchestrator, subject: str
     ) -> None:
         """Forty failures would open the circuit breaker if they counted against the broker."""
         service.batch([{"callbackSubject": "nobody.listens", "delay": "0s", "retryPolicy": ONCE} for _ in range(40)])
@@ -438,7 +438,7 @@ class TestBrokerUnavailable:
         with (
             Nats() as nats,
             Orchestrator(nats.url) as broker,
-            Durable(tmp_path_factory.mktemp("away"), virtual_clock=False, TIMER_BROKER_URL=nats.url) as service,
+            HttpV1(tmp_path_factory.mktemp("away"), virtual_clock=False, TIMER_BROKER_URL=nats.url) as service,
         ):
             broker.wait_ready()
             broker.make_stream(name=STREAM, subjects=["app.>"])
@@ -466,7 +466,7 @@ class TestBrokerUnavailable:
         with (
             Nats() as nats,
             Orchestrator(nats.url) as broker,
-            Durable(tmp_path_factory.mktemp("dies"), virtual_clock=False, TIMER_BROKER_URL=nats.url) as service,
+            HttpV1(tmp_path_factory.mktemp("dies"), virtual_clock=False, TIMER_BROKER_URL=nats.url) as service,
         ):
             broker.wait_ready()
             broker.make_stream(name=STREAM, subjects=["app.>"])
@@ -492,8 +492,8 @@ OWN_SUBJECTS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def own(nats: Nats, broker: Orchestrator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
-    with Durable(tmp_path_factory.mktemp("own"), TIMER_BROKER_URL=nats.url, **OWN_SUBJECTS) as own:
+def own(nats: Nats, broker: Orchestrator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpV1]:
+    with HttpV1(tmp_path_factory.mktemp("own"), TIMER_BROKER_URL=nats.url, **OWN_SUBJECTS) as own:
         broker.wait_ready("OWN_IN")
         yield own
         assert "Traceback" not in own.stderr
@@ -505,7 +505,7 @@ class TestOwnSubjects:
     RESERVED = ["own.in", "own.in.tenant", "own.in.a.b", "own.out.tenant", "own.dead", "own.dead.x"]
 
     @pytest.mark.parametrize("reserved", RESERVED)
-    def test_duetimes_own_subjects_are_rejected(self, own: Durable, subject: str, reserved: str) -> None:
+    def test_duetimes_own_subjects_are_rejected(self, own: HttpV1, subject: str, reserved: str) -> None:
         bad = {"callbackSubject": reserved, "delay": "1h"}
         body = failure(own.api("POST", "/timers", bad), 400, "INVALID_INPUT", "callbackSubject")
         assert "Duetime's own" in body["message"] and "DUETIME_BROKER_COMMANDS" in body["message"]
@@ -520,10 +520,10 @@ class TestOwnSubjects:
         assert answer.status == 400 and "Duetime's own" in answer.body["message"]
 
     @pytest.mark.parametrize("subject", ["timer.commands.schedule.t", "own", "own.inn", "own.i"])
-    def test_other_subjects_are_accepted(self, own: Durable, subject: str) -> None:
+    def test_other_subjects_are_accepted(self, own: HttpV1, subject: str) -> None:
         make(own, subject, executeAt=FAR)
 
-    def test_timers_of_commands_can_be_moved_but_not_redirected(self, own: Durable, broker: Orchestrator) -> None:
+    def test_timers_of_commands_can_be_moved_but_not_redirected(self, own: HttpV1, broker: Orchestrator) -> None:
         command = {"tenantId": "moved", "serviceCallId": "c", "dueAt": own.ahead(3600)}
         broker.publish("own.in.moved", json.dumps(command).encode())
         timer = {"namespace": "moved", "id": "c"}
@@ -538,10 +538,10 @@ class TestOwnSubjects:
         self, nats: Nats, broker: Orchestrator, tmp_path: Any
     ) -> None:
         broker.make_stream(name="BEFORE", subjects=["before.>"])
-        with Durable(tmp_path, TIMER_BROKER_URL=nats.url) as before:
+        with HttpV1(tmp_path, TIMER_BROKER_URL=nats.url) as before:
             timer = make(before, "before.x", executeAt=before.ahead(3600), retryPolicy={"maxRetries": 5})
             assert before.terminate() == 0
-        with Durable(tmp_path, TIMER_BROKER_URL=nats.url, DUETIME_BROKER_DEAD_LETTERS="before") as after:
+        with HttpV1(tmp_path, TIMER_BROKER_URL=nats.url, DUETIME_BROKER_DEAD_LETTERS="before") as after:
             after.advance("2h")
             failed = after.final(timer)
             assert failed["status"] == "failed" and failed["attempts"] == 1

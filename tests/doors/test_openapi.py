@@ -19,14 +19,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from duetime import client
-from duetime.doors import durable, platform_schema, wire
-from duetime.doors import durable_schema as schema
-from duetime.doors.durable import DurableDoor
-from duetime.doors.durable_values import retention_of
+from duetime.doors import http_v1, platform_schema, wire
+from duetime.doors import http_v1_schema as schema
+from duetime.doors.http_v1 import HttpV1Door
+from duetime.doors.http_v1_values import retention_of
+from duetime.doors.monitoring import METRICS, MonitoringDoor
 from duetime.doors.openapi import Api, document
-from duetime.doors.openapi_texts import ABOUT, DURABLE, PLATFORM
+from duetime.doors.openapi_texts import ABOUT, HTTP_V1, PLATFORM
 from duetime.doors.operation import Operation, Text
-from duetime.doors.operations import METRICS, OperationsDoor
 from duetime.doors.platform import PlatformDoor
 from duetime.doors.reference import example, page
 from duetime.doors.retry_policy import Duration
@@ -40,17 +40,17 @@ from duetime.version import __version__
 from tests.servers import KEY, Duetime, Receiver
 
 NOTHING: Any = None
-DOOR = DurableDoor(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, request_bytes_max=1, batch_bytes_max=1, shards=1)
+DOOR = HttpV1Door(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, request_bytes_max=1, batch_bytes_max=1, shards=1)
 PLATFORM_DOOR = PlatformDoor(NOTHING, NOTHING, NOTHING, request_bytes_max=1)
-OPERATIONS_DOOR = OperationsDoor(
+OPERATIONS_DOOR = MonitoringDoor(
     NOTHING, NOTHING, NOTHING, NOTHING, None, ready=bool, watchdog=NOTHING, refusal=NOTHING, virtual_clock=None
 )
 OPERATIONS = DOOR.operations()
 PLATFORM_OPERATIONS = [*PLATFORM_DOOR.operations(), *OPERATIONS_DOOR.operations()]
-APIS = [(DURABLE, OPERATIONS), (PLATFORM, PLATFORM_OPERATIONS)]
+APIS = [(HTTP_V1, OPERATIONS), (PLATFORM, PLATFORM_OPERATIONS)]
 ALL = [(api, operation) for api, operations in APIS for operation in operations]
 DOCUMENT = document(ABOUT, APIS, version="1.2.3")
-NAMES = {**DURABLE.names, **PLATFORM.names}
+NAMES = {**HTTP_V1.names, **PLATFORM.names}
 SCHEMAS = DOCUMENT["components"]["schemas"]
 STRUCTS = {
     kind
@@ -155,7 +155,7 @@ def test_every_operation_is_described_as_registered(api: Api, operation: Operati
     asked = [(one["name"], one["in"]) for one in shown.get("parameters", ()) if one["in"] != "path"]
     assert asked == [(parameter.name, parameter.place) for parameter in operation.parameters]
     assert shown.get("security") == (None if operation.needs_key else [])
-    common = {401, 403, 429, 500, 503} | ({400} if api is DURABLE else set()) if operation.needs_key else set()
+    common = {401, 403, 429, 500, 503} | ({400} if api is HTTP_V1 else set()) if operation.needs_key else set()
     statuses = {*operation.responses, *operation.errors, *common}
     assert set(shown["responses"]) == {str(status) for status in statuses}
     if operation.body is None:
@@ -186,9 +186,9 @@ def test_schemas_of_requests_reject_unknown_fields() -> None:
 
 
 def test_every_error_code_is_described_with_its_status() -> None:
-    told = {status: error.description for status, error in DURABLE.errors.items()}
-    shown = {(status, name) for status, name, _ in DURABLE.error_examples}
-    for _, status, code in durable._ERRORS:
+    told = {status: error.description for status, error in HTTP_V1.errors.items()}
+    shown = {(status, name) for status, name, _ in HTTP_V1.error_examples}
+    for _, status, code in http_v1._ERRORS:
         if status != 405:
             assert re.search(rf"\b{code}\b", told[status]), code
             assert (status, code) in shown
@@ -230,7 +230,7 @@ def test_examples_of_metrics_are_lines_that_a_service_has(service: Duetime) -> N
 
 
 def test_every_error_status_has_an_example() -> None:
-    assert {status for status, *_ in DURABLE.error_examples} == set(DURABLE.errors)
+    assert {status for status, *_ in HTTP_V1.error_examples} == set(HTTP_V1.errors)
     assert {status for status, *_ in PLATFORM.error_examples} == set(PLATFORM.errors)
 
 
@@ -238,7 +238,7 @@ def test_examples_of_unsupported_requests_have_the_messages_of_the_code() -> Non
     few = Abilities(orders=frozenset({Order.DUE}))
     with pytest.raises(Unsupported) as error:
         few.check_filter(Filter(status=Status.FAILED))
-    assert str(error.value) in [body["message"] for _, _, body in DURABLE.error_examples]
+    assert str(error.value) in [body["message"] for _, _, body in HTTP_V1.error_examples]
     with pytest.raises(Unsupported) as error:
         Abilities(offset_max=10_000).check_query(Query(namespace="default", offset=10_001))
     assert str(error.value) in [body["message"] for _, _, body in PLATFORM.error_examples]
@@ -255,8 +255,8 @@ def test_schema_has_every_field_of_its_type(kind: Any) -> None:
 
 def test_limits_of_lists_are_those_of_the_code() -> None:
     limit = next(one for one in DOCUMENT["paths"]["/api/v1/timers"]["get"]["parameters"] if one["name"] == "limit")
-    assert limit["schema"] == {"type": "integer", "minimum": 1, "maximum": durable.LIMIT_MAX, "default": 50}
-    assert durable.LIMIT_DEFAULT == 50
+    assert limit["schema"] == {"type": "integer", "minimum": 1, "maximum": http_v1.LIMIT_MAX, "default": 50}
+    assert http_v1.LIMIT_DEFAULT == 50
 
 
 def test_limits_of_headers_and_bodies_are_those_of_the_code() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from duetime.doors.http import Forbidden, Request
 from duetime.doors.origins import OriginGuard
-from tests.doors.durable import failure
+from tests.doors.http_v1 import failure
 from tests.doors.platform import refused
 from tests.servers import Answer, Duetime
 

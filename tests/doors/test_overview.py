@@ -12,15 +12,15 @@ from typing import Any, Self
 
 import pytest
 
-from tests.doors.durable import BASE, ONCE, Durable, failure, seconds_between, success
+from tests.doors.http_v1 import BASE, ONCE, HttpV1, failure, seconds_between, success
 from tests.servers import KEY, PATIENCE_SECONDS, Duetime, Receiver, Reply, instant, until
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpV1]:
     # These tests advance the clock in large steps, so the lease must be long.
     forever: dict[str, Any] = {"DUETIME_RETENTION": "forever", "DUETIME_LEASE_TTL": "5m"}
-    with Durable(tmp_path_factory.mktemp("overview"), **forever) as service:
+    with HttpV1(tmp_path_factory.mktemp("overview"), **forever) as service:
         yield service
         assert "Traceback" not in service.stderr, service.stderr
 
@@ -61,7 +61,7 @@ def total(pulse: dict[str, Any]) -> int:
     return sum(pulse["statuses"].values())
 
 
-def overview(service: Durable) -> dict[str, Any]:
+def overview(service: HttpV1) -> dict[str, Any]:
     service.advance("11s")  # the service caches parts of the overview for up to ten seconds
     seen: dict[str, Any] = success(service.api("GET", "/overview"))
     assert set(seen) == {
@@ -72,7 +72,7 @@ def overview(service: Durable) -> dict[str, Any]:
 
 
 class TestOverview:
-    def test_overview_has_counts_instances_and_shards(self, service: Durable) -> None:
+    def test_overview_has_counts_instances_and_shards(self, service: HttpV1) -> None:
         until("every shard has an owner", lambda: not success(service.api("GET", "/cluster"))["unowned"])
         seen = overview(service)
         assert set(seen["statuses"]) == {"pending", "executing", "completed", "failed", "canceled"}
@@ -82,7 +82,7 @@ class TestOverview:
         assert instance | {"aliveUntil": ""} == same | {"aliveUntil": ""}
         assert instant(seen["since"]) <= instant(seen["now"])
 
-    def test_activity_has_the_rate_and_lateness_of_fires(self, service: Durable, receiver: Receiver) -> None:
+    def test_activity_has_the_rate_and_lateness_of_fires(self, service: HttpV1, receiver: Receiver) -> None:
         for _ in range(3):
             service.run(receiver.url("/active"))
 
@@ -101,7 +101,7 @@ class TestOverview:
             else:
                 assert point["latenessP50Ms"] is point["latenessP99Ms"] is None
 
-    def test_forecast_and_overdue_count_pending_timers(self, service: Durable) -> None:
+    def test_forecast_and_overdue_count_pending_timers(self, service: HttpV1) -> None:
         before = overview(service)
         service.namespace("stopped")
         success(service.api("PATCH", "/namespaces/stopped", {"paused": True}))
@@ -121,7 +121,7 @@ class TestOverview:
         success(service.api("PATCH", "/namespaces/stopped", {"paused": False}))
         until("nothing is overdue", lambda: overview(service)["overdue"]["timers"] == 0)
 
-    def test_failures_are_grouped_by_destination(self, service: Durable, receiver: Receiver) -> None:
+    def test_failures_are_grouped_by_destination(self, service: HttpV1, receiver: Receiver) -> None:
         for n in range(3):
             service.run(receiver.reply(f"/fails-{n}", Reply(500 + n)), retryPolicy=ONCE)
             service.advance("1s")
@@ -138,18 +138,18 @@ class TestOverview:
             "lastAt": refused["executedAt"],
         }
 
-    def test_overview_is_cached(self, service: Durable) -> None:
+    def test_overview_is_cached(self, service: HttpV1) -> None:
         seen = {success(service.api("GET", "/overview"))["now"] for _ in range(30)}
         assert len(seen) < 30
 
-    def test_overview_and_events_need_the_key(self, service: Durable) -> None:
+    def test_overview_and_events_need_the_key(self, service: HttpV1) -> None:
         for path in ("/overview", "/events"):
             failure(service.request("GET", BASE + path, headers={}), 401, "UNAUTHORIZED")
         failure(service.request("POST", BASE + "/events", headers={}), 405, "METHOD_NOT_ALLOWED")
 
 
 class TestPulses:
-    def test_pulse_is_sent_at_once_and_after_every_change(self, service: Durable) -> None:
+    def test_pulse_is_sent_at_once_and_after_every_change(self, service: HttpV1) -> None:
         with Listening(service) as listening:
             assert listening.response.status == 200
             assert listening.response.headers["content-type"] == "text/event-stream"
@@ -164,7 +164,7 @@ class TestPulses:
             service.advance("10s")
             listening.until(lambda pulse: pulse["activity"] is not None)
 
-    def test_head_of_the_stream_has_no_body(self, service: Durable) -> None:
+    def test_head_of_the_stream_has_no_body(self, service: HttpV1) -> None:
         answer = service.api("HEAD", "/events")
         assert (answer.status, answer.body) == (200, b"")
 

@@ -14,7 +14,7 @@ from duetime.doors.http import Keys, Request, Response, Stream, Unauthorized
 from duetime.doors.sessions import SESSION_SECONDS, CookieSessions
 from duetime.stores.memory import MemoryStore
 from tests.clocks import ManualClock
-from tests.doors.durable import failure, success
+from tests.doors.http_v1 import failure, success
 from tests.doors.test_overview import Listening
 from tests.servers import KEY, Answer, Duetime, unused_address
 

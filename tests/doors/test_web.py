@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from duetime.doors.web import FOLDER, HELLO, TYPES, WebDoor
-from tests.doors.durable import failure
+from tests.doors.http_v1 import failure
 from tests.servers import KEY, Duetime
 
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file())

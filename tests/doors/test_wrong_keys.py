@@ -19,7 +19,7 @@ from duetime.doors.wrong_keys import (
 )
 from duetime.telemetry import Telemetry
 from tests.clocks import ManualClock
-from tests.doors.durable import failure
+from tests.doors.http_v1 import failure
 from tests.doors.platform import refused
 from tests.servers import KEY, Answer, Duetime, until, unused_address
 

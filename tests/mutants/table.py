@@ -11,7 +11,7 @@ _PURE: Stage = tuple(f"tests/unit/test_{name}.py" for name in ("retry", "lifecyc
 _UNIT: Stage = ("tests/unit",)
 _ENGINE: Stage = ("tests/engine", "tests/simulation/test_simulation.py")
 _METRICS: Stage = ("tests/doors/test_paths.py",)
-_API: Stage = ("tests/doors", "-k", "durable or platform or overview or broker or nats_targets")
+_API: Stage = ("tests/doors", "-k", "http_v1 or platform or overview or broker or nats_targets")
 _VERBS = ("walk", "begin", "put", "record", "swap", "fence", "ownership")
 _COMMON = tuple(f"tests/contract/test_{verb}.py" for verb in _VERBS)
 _MEMORY: Stage = ("tests/contract", "-k", "memory")
@@ -25,7 +25,7 @@ _POSTGRES_FAULTS: Stage = (
     *("tests/contract/test_postgres_failures.py", "tests/contract/test_postgres_hints.py", "-k", "postgres18"),
 )
 _DOORS: Stage = ("tests/unit/test_http_doors.py",)
-_DURABLE: Stage = ("tests/doors", "-k", "durable or openapi or overview")
+_HTTP_V1: Stage = ("tests/doors", "-k", "http_v1 or openapi or overview")
 _PLATFORM: Stage = ("tests/doors", "-k", "platform or nats_targets")
 
 STAGES: dict[str, tuple[Stage, ...]] = {
@@ -54,7 +54,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
     "stores/sqlite/due": (("tests/contract/test_lanes.py", *_COMMON, "-k", "sqlite"), _EMBEDDED),
     "stores/sqlite/rows": ((*_COMMON, "-k", "sqlite"), _EMBEDDED),
     "stores/stored_destination": (_EMBEDDED,),
-    "doors/durable": (_DOORS, _DURABLE),
+    "doors/http_v1": (_DOORS, _HTTP_V1),
     "doors/platform": (_DOORS, _PLATFORM),
     "doors/wire": (("tests/unit/test_wire.py",), _API),
 }

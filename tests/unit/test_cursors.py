@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duetime.doors.durable_values import decode_cursor, encode_cursor
+from duetime.doors.http_v1_values import decode_cursor, encode_cursor
 from duetime.errors import InvalidCursor
 from duetime.model import Status
 from duetime.store import Cursor, Filter, Order

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from duetime.deliverer import Deliverer
-from duetime.doors.durable import DurableDoor
 from duetime.doors.http import Keys, MethodNotAllowed, NotFound, Request, Response, TooBusy, Unauthorized
+from duetime.doors.http_v1 import HttpV1Door
 from duetime.doors.platform import PlatformDoor
 from duetime.errors import (
     InvalidInput,
@@ -76,7 +76,7 @@ class World:
         self.namespaces = Namespaces(self.store, self.clock, lambda: None)
         self.service = Service(self.store, self.namespaces, deliverers, self.clock, lambda *timers: None)
         self.telemetry = Telemetry()
-        self.durable = DurableDoor(
+        self.http_v1 = HttpV1Door(
             *(self.service, self.namespaces, Keys(None), self.telemetry, None),  # type: ignore[arg-type]
             request_bytes_max=10_000,
             batch_bytes_max=100_000,
@@ -94,7 +94,7 @@ class World:
 
     async def put(self, **changes: Any) -> None:
         body = {"id": ID, "delay": "1h", "callbackUrl": URL, **changes}
-        await self.durable.create(request("POST", body))
+        await self.http_v1.create(request("POST", body))
 
     def created(self) -> float:
         page = self.telemetry.page(dict.fromkeys(Status, 0)).decode()
@@ -164,7 +164,7 @@ def told(response: Response) -> tuple[dict[str, Any], dict[str, str]]:
 def test_error_has_its_status_code_and_headers_in_the_v1_api(
     error: Exception, status: int, code: str, header: Any
 ) -> None:
-    response = World().durable.refusal(error)
+    response = World().http_v1.refusal(error)
     said, headers = told(response)
     assert (response.status, said["error"], headers) == (status, code, dict([header] if header else []))
     assert said["details"] == ({"field": error.field} if isinstance(error, InvalidInput) else {})
@@ -180,7 +180,7 @@ def test_error_has_its_status_code_and_headers_in_the_platform_api(
 
 
 @pytest.mark.parametrize(
-    ("error", "durable", "platform"),
+    ("error", "http_v1", "platform"),
     [
         (
             TimerConflict("default", "e1"),
@@ -199,14 +199,14 @@ def test_error_has_its_status_code_and_headers_in_the_platform_api(
         ),
     ],
 )
-def test_error_is_described_in_the_terms_of_each_api(error: Exception, durable: str, platform: str) -> None:
+def test_error_is_described_in_the_terms_of_each_api(error: Exception, http_v1: str, platform: str) -> None:
     world = World()
-    assert told(world.durable.refusal(error))[0]["message"] == durable
+    assert told(world.http_v1.refusal(error))[0]["message"] == http_v1
     assert told(world.platform.refusal(error))[0]["message"] == platform
 
 
 def test_errors_from_inner_layers_use_the_field_names_of_the_api() -> None:
-    said, _ = told(World().durable.refusal(InvalidInput("callback_url", "leads inside")))
+    said, _ = told(World().http_v1.refusal(InvalidInput("callback_url", "leads inside")))
     assert (said["details"], said["message"]) == ({"field": "callbackUrl"}, "callbackUrl leads inside")
 
 
@@ -218,7 +218,7 @@ def test_a_batch_fails_as_a_whole_when_the_store_fails() -> None:
         world.store.fails = StoreUnavailable("away")
         past = {"id": "a", "executeAt": format_time(START - 1), "callbackUrl": URL}
         with pytest.raises(StoreUnavailable):
-            await world.durable.batch(request("POST", {"timers": [past]}))
+            await world.http_v1.batch(request("POST", {"timers": [past]}))
 
     world.run(story)
 
@@ -228,9 +228,9 @@ def test_every_way_to_create_a_timer_is_counted() -> None:
 
     async def story() -> None:
         body = {"delay": "1h", "callbackUrl": URL}
-        await world.durable.create(request("POST", body))
-        await world.durable.upsert(request("POST", body))
-        await world.durable.batch(request("POST", {"timers": [body, body]}))
+        await world.http_v1.create(request("POST", body))
+        await world.http_v1.upsert(request("POST", body))
+        await world.http_v1.batch(request("POST", {"timers": [body, body]}))
         snake = {"execute_at": format_time(START + HOUR_MS), "callback_url": URL}
         await world.platform.create(request("POST", snake))
         assert world.created() == 5
@@ -245,8 +245,8 @@ def test_every_repeated_create_with_other_parameters_names_the_timer() -> None:
         await world.put()
         other = {"id": ID, "delay": "1h", "callbackUrl": URL, "payload": "other"}
         with pytest.raises(TimerConflict) as single:
-            await world.durable.create(request("POST", other))
-        batch = await world.durable.batch(request("POST", {"timers": [other]}))
+            await world.http_v1.create(request("POST", other))
+        batch = await world.http_v1.batch(request("POST", {"timers": [other]}))
         [result] = json.loads(batch.body)["results"]
         expected = f"a timer with id '{ID}' already exists in namespace 'default' with different parameters"
         assert str(single.value) == result["error"]["message"] == expected
@@ -254,7 +254,7 @@ def test_every_repeated_create_with_other_parameters_names_the_timer() -> None:
     world.run(story)
 
 
-@pytest.mark.parametrize("door", ["durable", "platform"])
+@pytest.mark.parametrize("door", ["http_v1", "platform"])
 def test_an_update_applies_to_the_current_timer(door: str) -> None:
     world = World()
 
@@ -262,11 +262,11 @@ def test_an_update_applies_to_the_current_timer(door: str) -> None:
         await world.put(payload={"n": 1})
 
         async def happens() -> None:
-            await world.durable.update(request("PUT", {"payload": {"n": 2}}, "default", ID))
+            await world.http_v1.update(request("PUT", {"payload": {"n": 2}}, "default", ID))
 
         world.store.behind = happens
-        if door == "durable":
-            await world.durable.update(request("PUT", {"callbackMethod": "PUT"}, "default", ID))
+        if door == "http_v1":
+            await world.http_v1.update(request("PUT", {"callbackMethod": "PUT"}, "default", ID))
         else:
             await world.platform.update(request("PUT", {"callback_method": "PUT"}, ID))
         timer = await world.service.get("default", ID)
@@ -325,7 +325,7 @@ def test_updating_a_finished_timer_fails_before_other_validation() -> None:
         with pytest.raises(TimerNotPending):
             await world.platform.update(request("PUT", {"execute_at": format_time(START - 1)}, ID))
         with pytest.raises(TimerNotPending):
-            await world.durable.update(request("PUT", {"executeAt": format_time(START - 1)}, "default", ID))
+            await world.http_v1.update(request("PUT", {"executeAt": format_time(START - 1)}, "default", ID))
 
     world.run(story)
 
@@ -357,7 +357,7 @@ def test_a_batch_read_in_parts_has_its_key_once_in_any_notation() -> None:
     async def story() -> None:
         large = json.dumps([{"delay": "1h", "callbackUrl": URL, "payload": "x" * 9_000}] * 2).encode()
         with pytest.raises(InvalidInput, match='"timers" twice'):
-            await world.durable.batch(request("POST", b'{"timers": %b, "t\\u0069mers": %b}' % (large, large)))
+            await world.http_v1.batch(request("POST", b'{"timers": %b, "t\\u0069mers": %b}' % (large, large)))
 
     world.run(story)
 
@@ -367,15 +367,15 @@ def test_each_timer_of_a_batch_may_be_nested_as_deep_as_a_single_one() -> None:
 
     async def story() -> None:
         deep = b'{"delay": "1h", "callbackUrl": "%b", "payload": %b"\\u00e9"%b}' % (URL.encode(), b"[" * 63, b"]" * 63)
-        assert (await world.durable.create(request("POST", deep))).status == 200
+        assert (await world.http_v1.create(request("POST", deep))).status == 200
         large = b'{"delay": "1h", "callbackUrl": "%b", "payload": "%b"}' % (URL.encode(), b"x" * 9_900)
-        answer = await world.durable.batch(request("POST", b'{"timers": [%b, %b]}' % (deep, large)))
+        answer = await world.http_v1.batch(request("POST", b'{"timers": [%b, %b]}' % (deep, large)))
         assert [result["status"] for result in json.loads(answer.body)["results"]] == [200, 200]
 
     world.run(story)
 
 
-@pytest.mark.parametrize("door", ["durable", "platform"])
+@pytest.mark.parametrize("door", ["http_v1", "platform"])
 @pytest.mark.parametrize(
     ("body", "refusal"),
     [
@@ -391,10 +391,10 @@ def test_operation_without_fields_accepts_only_an_empty_body(door: str, body: by
 
     async def story() -> None:
         await world.put()
-        apis: dict[str, Any] = {"durable": world.durable, "platform": world.platform}
+        apis: dict[str, Any] = {"http_v1": world.http_v1, "platform": world.platform}
         operations = [one for one in apis[door].operations() if one.method != "GET" and one.body is None]
         assert [one.name for one in operations] == {
-            "durable": ["delete", "cancel", "replay", "add_secret", "delete_secret"],
+            "http_v1": ["delete", "cancel", "replay", "add_secret", "delete_secret"],
             "platform": ["platform_cancel"],
         }[door]
         for one in operations:
@@ -431,7 +431,7 @@ def test_a_number_with_thousands_of_digits_is_rejected_as_too_large() -> None:
     async def story() -> None:
         asked = request("GET", None)
         asked.query_string = b"limit=" + b"9" * 5_000
-        for door in (world.platform, world.durable):
+        for door in (world.platform, world.http_v1):
             with pytest.raises(InvalidInput, match=r"^limit must be a whole number from 1 to"):
                 await door.list(asked)
 

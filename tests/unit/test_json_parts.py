@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from duetime.doors import json_parts, off_loop
+from duetime.doors import decode_threads, json_parts
 from duetime.doors.json_parts import parts_of
 from duetime.errors import InvalidInput
 
@@ -110,6 +110,6 @@ def test_runs_keep_the_order_and_the_limit() -> None:
     rng = random.Random(1)
     for _ in range(100):
         given = [bytes(rng.randrange(200_000)) for _ in range(rng.randrange(12))]
-        runs = list(off_loop.runs(given))
+        runs = list(decode_threads.runs(given))
         assert [part for run in runs for part in run] == given
-        assert all(run and (len(run) == 1 or sum(map(len, run)) <= off_loop.RUN_BYTES_MAX) for run in runs)
+        assert all(run and (len(run) == 1 or sum(map(len, run)) <= decode_threads.RUN_BYTES_MAX) for run in runs)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from duetime.doors.durable import DurableDoor
 from duetime.doors.http import Application, Keys, Request
+from duetime.doors.http_v1 import HttpV1Door
 from duetime.doors.operation import Operation
 from duetime.doors.platform import PlatformDoor
 from duetime.model import HttpTarget
@@ -22,7 +22,7 @@ from duetime.store import Filter
 from duetime.stores.memory import MemoryStore
 from duetime.telemetry import Telemetry
 from tests.clocks import ManualClock
-from tests.doors.durable import failed_as
+from tests.doors.http_v1 import failed_as
 from tests.malformed import (
     CREATE_PATHS,
     HEADERS,
@@ -95,14 +95,14 @@ class Doors:
         namespaces = Namespaces(self.store, clock, lambda: None)
         self.service = Service(self.store, namespaces, {HttpTarget: Anything()}, clock, lambda *_: None)  # type: ignore[dict-item]
         platform = PlatformDoor(self.service, Keys(None), Telemetry(), request_bytes_max=1 << 18)
-        durable = DurableDoor(
+        http_v1 = HttpV1Door(
             *(self.service, namespaces, Keys(None), Telemetry(), None),  # type: ignore[arg-type]
             request_bytes_max=1 << 18,
             batch_bytes_max=1 << 20,
             shards=8,
         )
-        self.operations = durable.operations()
-        self.application = Application([platform, durable], fallback=platform, under={"/api/": durable})
+        self.operations = http_v1.operations()
+        self.application = Application([platform, http_v1], fallback=platform, under={"/api/": http_v1})
         self.runner.run(self.store.open())
         self.runner.run(namespaces.start())
         there = {"id": ID, "executeAt": AT, "callbackUrl": URL, "payload": "untouched"}

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from duetime.doors.operations import prefers_openmetrics
+from duetime.doors.monitoring import prefers_openmetrics
 from duetime.model import OutcomeKind, Status, Unsent
 from duetime.telemetry import Telemetry
 from tests.openmetrics import families

@@ -53,8 +53,8 @@ def advice(error: DuetimeClientError, options: argparse.Namespace) -> str:
             return f"{error}: check the address of the service (--server, TIMER_URL or the profile)"
         case Unauthorized():
             return (
-                "the service rejected the API key, or none was given: use --key, API_KEY or a profile, or change to the "
-                "directory with the service's duetime.key"
+                "the service rejected the API key, or none was given: use --key, API_KEY or a profile, or change to "
+                "the directory with the service's duetime.key"
             )
     if error.code in ("UNKNOWN_NAMESPACE", "NAMESPACE_NOT_FOUND"):
         what = error.message.partition(";")[0]

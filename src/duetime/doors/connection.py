@@ -16,9 +16,9 @@ from urllib.parse import unquote
 import httptools
 
 from duetime.doors.body_budget import BodyBudget
-from duetime.doors.host import Host
 from duetime.doors.http import Request, Response, Stream, TooSlow, shown_path
 from duetime.doors.http_heads import HEAD_BYTES_MAX, Header, framing_of, lines, size_of
+from duetime.doors.server_interfaces import Host
 from duetime.errors import DuetimeError, InvalidInput
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from duetime.activity import Activity
-from duetime.doors import durable_schema as schema
-from duetime.doors.durable_values import shown_point
+from duetime.doors import http_v1_schema as schema
 from duetime.doors.http import Handler, Keys, Request, Response, Stream, TooBusy, Unauthorized
+from duetime.doors.http_v1_values import shown_point
 from duetime.errors import StoreError
 from duetime.model import Status
 from duetime.service import Service

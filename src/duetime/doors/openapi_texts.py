@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.doors import durable, durable_schema, platform, platform_schema
+from duetime.doors import http_v1, http_v1_schema, platform, platform_schema
 from duetime.doors.http import (
     Forbidden,
     NotFound,
@@ -107,7 +107,7 @@ _ERRORS = (
     StoreUnavailable(),
 )
 """One for each status and code that both APIs have."""
-_DURABLE_ERRORS = (
+_HTTP_V1_ERRORS = (
     InvalidInput("delay", "must be a duration like 500ms, 30s, 10m, 24h, 1h30m or 7d"),
     *_ERRORS,
     Unsupported(
@@ -115,7 +115,7 @@ _DURABLE_ERRORS = (
         "can't be 'failed': this database can't list completed, failed or canceled timers. It can list: pending timers",
     ),
     UnknownNamespace("billing"),
-    durable.NoSuchNamespace(str(UnknownNamespace("billing"))),
+    http_v1.NoSuchNamespace(str(UnknownNamespace("billing"))),
     SecretNotFound("billing", "8f14e45f-ceea-467f-a9f3-0f2b7a1c6d3e"),
     NotFound(),
     NamespaceConflict("namespace 'billing' already exists with a different weight"),
@@ -132,8 +132,8 @@ _PLATFORM_ERRORS = (
 _AT = "2030-01-31T09:00:00.000Z"
 
 
-def _durable_example(error: Exception) -> tuple[int, str, Any]:
-    status, failure = durable.failure_of(error, _AT)
+def _http_v1_example(error: Exception) -> tuple[int, str, Any]:
+    status, failure = http_v1.failure_of(error, _AT)
     return status, failure.error, msgspec.to_builtins(failure)
 
 
@@ -202,13 +202,13 @@ _PLATFORM_ERROR_RESPONSES = {
     503: ErrorResponse("PlatformUnavailable", f"Code 1: {_BUSY} idempotency_key can be repeated safely.", _RETRY_AFTER),
 }
 
-DURABLE = Api(
+HTTP_V1 = Api(
     descriptions=_RESPONSE_DESCRIPTIONS,
-    failure=durable_schema.Failure,
+    failure=http_v1_schema.Failure,
     errors=_ERROR_RESPONSES,
-    error_examples=[_durable_example(error) for error in _DURABLE_ERRORS],
+    error_examples=[_http_v1_example(error) for error in _HTTP_V1_ERRORS],
     common_errors=(400, 401, 403, 429, 500, 503),
-    parameters=durable_schema.PARAMETERS,
+    parameters=http_v1_schema.PARAMETERS,
     names={"CamelRetryPolicy": "RetryPolicy"},
 )
 

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from duetime.doors import wire
+from duetime.doors.decode_threads import off_loop
 from duetime.doors.http import Handler, Request, Response
-from duetime.doors.off_loop import off_loop
 
 BODY_ERRORS = (408, 413, 415)
 """The errors that any operation which reads its body may have."""

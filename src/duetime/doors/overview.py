@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from duetime.activity import STEP_SECONDS, Activity
-from duetime.doors import durable_schema as schema
-from duetime.doors.durable_values import overdue_of, shown_count, shown_instance, shown_point, unowned_of
+from duetime.doors import http_v1_schema as schema
+from duetime.doors.http_v1_values import overdue_of, shown_count, shown_instance, shown_point, unowned_of
 from duetime.instants import EPOCH, Instant
 from duetime.model import HOUR_MS, MINUTE_MS, Status
 from duetime.overdue import OVERDUE_MS

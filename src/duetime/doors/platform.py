@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from duetime.doors import wire
+from duetime.doors.decode_threads import off_loop
 from duetime.doors.http import (
     JSON,
     Forbidden,
@@ -27,7 +28,6 @@ from duetime.doors.http import (
     UnknownCoding,
     locked,
 )
-from duetime.doors.off_loop import off_loop
 from duetime.doors.operation import BODY_ERRORS, Operation, Parameter, routes, without_fields
 from duetime.doors.platform_schema import (
     KEY_CHARS_MAX,

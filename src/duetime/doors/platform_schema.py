@@ -1,4 +1,4 @@
-"""The types of the platform API, as in ``durable_schema``."""
+"""The types of the platform API, as in ``http_v1_schema``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from duetime.doors.durable_schema import Created, Estimated, Headers, Metadata, Method, Shown, Time, Url
+from duetime.doors.http_v1_schema import Created, Estimated, Headers, Metadata, Method, Shown, Time, Url
 from duetime.doors.retry_policy import SnakeRetryPolicy
 from duetime.model import Status
 from duetime.store import Sort

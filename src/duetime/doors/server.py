@@ -11,7 +11,7 @@ from duetime.batched_writes import BatchedWrites
 from duetime.doors.body_budget import BODIES_BYTES_MAX, BodyBudget
 from duetime.doors.connection import READ_AT_ONCE_MAX, READ_BODY_AT_ONCE_MAX, Connection
 from duetime.doors.connection_limits import ConnectionLimits
-from duetime.doors.host import Application, Served
+from duetime.doors.server_interfaces import Application, Served
 from duetime.errors import SettingsError
 from duetime.telemetry import Telemetry
 

@@ -15,11 +15,11 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from duetime.clock import Clock
-from duetime.doors import durable_schema as schema
+from duetime.doors import http_v1_schema as schema
 from duetime.doors import wire
-from duetime.doors.durable_values import shown_abilities
 from duetime.doors.http import Forbidden, Handler, Keys, Request, Response, TooManyWrongKeys, Unauthorized
 from duetime.doors.http_heads import Header
+from duetime.doors.http_v1_values import shown_abilities
 from duetime.doors.origins import SAFE_METHODS, is_other_page, is_own_page
 from duetime.instants import Instant
 from duetime.store import Abilities, Sessions

@@ -7,12 +7,12 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from duetime.doors import durable_schema as schema
+from duetime.doors import http_v1_schema as schema
 from duetime.doors import wire
-from duetime.doors.durable_values import definition_of, key_of
+from duetime.doors.decode_threads import RUN_BYTES_MAX, in_thread, off_loop, runs
 from duetime.doors.http import Request
+from duetime.doors.http_v1_values import definition_of, key_of
 from duetime.doors.json_parts import parts_of
-from duetime.doors.off_loop import RUN_BYTES_MAX, in_thread, off_loop, runs
 from duetime.errors import InvalidInput, PayloadTooLarge
 from duetime.identity import fingerprint_of
 from duetime.instants import Instant

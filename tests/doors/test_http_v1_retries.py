@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.doors.durable import ONCE, Durable, Timer, failure, seconds_between, success
+from tests.doors.http_v1 import ONCE, HttpV1, Timer, failure, seconds_between, success
 from tests.servers import Receiver, Reply, instant, until, unused_port
 
 ANSWER_CHARS_MAX = 1_000  # an attempt keeps only the beginning of a response body
@@ -19,8 +19,8 @@ ATTEMPTS_MAX = 100
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
-    with Durable(tmp_path_factory.mktemp("durable-retries")) as service:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpV1]:
+    with HttpV1(tmp_path_factory.mktemp("http-v1-retries")) as service:
         service.namespace("replays")
         yield service
         assert "Traceback" not in service.stderr, service.stderr
@@ -30,7 +30,7 @@ def policy(**fields: Any) -> dict[str, Any]:
     return {"jitter": False, **fields}
 
 
-def waits(service: Durable, url: str, limit: int = 30, **fields: Any) -> tuple[list[float], Timer]:
+def waits(service: HttpV1, url: str, limit: int = 30, **fields: Any) -> tuple[list[float], Timer]:
     """Create a timer and let its attempts happen; returns the seconds from each to its retry, and the timer."""
     timer = service.make(url, delay="0s", **fields)
     found: list[float] = []
@@ -64,7 +64,7 @@ class TestIntervals:
         ids=json.dumps,
     )
     def test_intervals_follow_the_policy(
-        self, service: Durable, receiver: Receiver, given: Any, expected: list[float]
+        self, service: HttpV1, receiver: Receiver, given: Any, expected: list[float]
     ) -> None:
         path = f"/spacing-{uuid.uuid4()}"
         found, timer = waits(service, receiver.reply(path, Reply(500)), retryPolicy=policy(**given))
@@ -77,7 +77,7 @@ class TestIntervals:
         service.advance("30d")
         assert len(receiver.at(path)) == len(expected) + 1
 
-    def test_retry_does_not_begin_early(self, service: Durable, receiver: Receiver) -> None:
+    def test_retry_does_not_begin_early(self, service: HttpV1, receiver: Receiver) -> None:
         url = receiver.reply("/not-before", Reply(500), Reply(200))
         timer = service.attempt(
             service.make(url, delay="0s", retryPolicy=policy(initialInterval="1h", maxInterval="1h"))
@@ -89,14 +89,14 @@ class TestIntervals:
         assert service.final(timer)["status"] == "completed"
         assert len(receiver.at("/not-before")) == 2
 
-    def test_retries_do_not_change_execute_at(self, service: Durable, receiver: Receiver) -> None:
+    def test_retries_do_not_change_execute_at(self, service: HttpV1, receiver: Receiver) -> None:
         made = service.make(receiver.reply("/stays", Reply(500)), retryPolicy=policy(maxRetries=2))
         for _ in range(3):
             assert service.attempt(made)["executeAt"] == made["executeAt"]
         bodies = [json.loads(request.body) for request in receiver.at("/stays")]
         assert [body["executeAt"] for body in bodies] == [made["executeAt"]] * 3
 
-    def test_jitter_spreads_the_intervals(self, service: Durable, receiver: Receiver) -> None:
+    def test_jitter_spreads_the_intervals(self, service: HttpV1, receiver: Receiver) -> None:
         url = receiver.reply("/jitter", Reply(500))
         given = {"initialInterval": "10m", "maxRetries": 1}
         items = [{"delay": "0s", "callbackUrl": url, "retryPolicy": given} for _ in range(40)]
@@ -112,7 +112,7 @@ class TestIntervals:
         self, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver
     ) -> None:
         """A timer that began late still has its whole retry window."""
-        with Durable(tmp_path_factory.mktemp("overdue")) as service:
+        with HttpV1(tmp_path_factory.mktemp("overdue")) as service:
             given = {"initialInterval": "100ms", "maxRetryAttemptsDuration": "1h"}
             made = service.make(receiver.reply("/overdue", Reply(500), Reply(200)), retryPolicy=given)
             success(service.api("PATCH", "/namespaces/default", {"paused": True}))
@@ -129,32 +129,32 @@ class TestRetryAfter:
     )
     @pytest.mark.parametrize("status", [429, 503])
     def test_retry_after_in_seconds_is_respected_up_to_the_maximum_interval(
-        self, service: Durable, receiver: Receiver, status: int, value: str, expected: float
+        self, service: HttpV1, receiver: Receiver, status: int, value: str, expected: float
     ) -> None:
         url = receiver.reply(f"/after-{status}-{value}", Reply(status, headers={"Retry-After": value}))
         given = policy(initialInterval="20s", maxInterval="10m", maxRetries=1)
         assert waits(service, url, retryPolicy=given)[0] == [expected]
 
-    def test_retry_after_can_be_a_date(self, service: Durable, receiver: Receiver) -> None:
+    def test_retry_after_can_be_a_date(self, service: HttpV1, receiver: Receiver) -> None:
         date = format_datetime(service.at(1000).astimezone(UTC), usegmt=True)
         url = receiver.reply("/after-date", Reply(503, headers={"Retry-After": date}))
         timer = service.attempt(service.make(url, delay="0s", retryPolicy=policy(maxInterval="1h")))
         assert abs(instant(timer["fireAt"]) - service.at(1000)) < timedelta(seconds=200)
 
-    def test_retry_after_beyond_the_retry_window_fails_the_timer(self, service: Durable, receiver: Receiver) -> None:
+    def test_retry_after_beyond_the_retry_window_fails_the_timer(self, service: HttpV1, receiver: Receiver) -> None:
         url = receiver.reply("/after-window", Reply(503, headers={"Retry-After": "100"}))
         given = policy(initialInterval="1s", maxRetryAttemptsDuration="30s")
         found, timer = waits(service, url, retryPolicy=given)
         assert (found, timer["status"]) == ([], "failed")
 
-    def test_retry_after_is_the_minimum_with_jitter(self, service: Durable, receiver: Receiver) -> None:
+    def test_retry_after_is_the_minimum_with_jitter(self, service: HttpV1, receiver: Receiver) -> None:
         url = receiver.reply("/after-jitter", Reply(503, headers={"Retry-After": "30"}))
         found, _ = waits(service, url, retryPolicy={"initialInterval": "40s", "maxRetries": 5, "maxInterval": "40s"})
         assert len(found) == 5 and all(30 <= wait <= 40 for wait in found)
 
 
 class TestAttempts:
-    def test_attempts_are_recorded_with_status_error_and_response(self, service: Durable, receiver: Receiver) -> None:
+    def test_attempts_are_recorded_with_status_error_and_response(self, service: HttpV1, receiver: Receiver) -> None:
         url = receiver.reply("/kept-attempts", Reply(503, body=b"busy \xff\x00<b>"), Reply(200, body=b"{}"), Reply(200))
         timer = service.make(url, delay="0s", retryPolicy=policy())
         for _ in range(3):
@@ -170,19 +170,19 @@ class TestAttempts:
         assert [instant(attempt["sentAt"]) for attempt in attempts] == sorted(instant(a["sentAt"]) for a in attempts)
         assert all(attempt["duration"].endswith("s") for attempt in attempts)
 
-    def test_attempt_with_an_invalid_response_has_an_error(self, service: Durable, receiver: Receiver) -> None:
+    def test_attempt_with_an_invalid_response_has_an_error(self, service: HttpV1, receiver: Receiver) -> None:
         timer = service.run(receiver.reply("/no-success", Reply(200, body=b"{}")), retryPolicy=ONCE)
         assert timer["status"] == "failed" and timer["lastError"]
         assert service.attempts(timer)[0]["error"]
 
-    def test_refused_connection_is_recorded(self, service: Durable) -> None:
+    def test_refused_connection_is_recorded(self, service: HttpV1) -> None:
         with unused_port() as port:
             timer = service.run(f"http://127.0.0.1:{port}/", retryPolicy=ONCE)
         [attempt] = service.attempts(timer)
         assert (attempt["outcome"], attempt["status"], attempt["answer"]) == ("unreachable", None, "")
         assert "refused" in attempt["error"].lower() and timer["lastError"] == attempt["error"]
 
-    def test_size_and_number_of_recorded_attempts_are_limited(self, service: Durable, receiver: Receiver) -> None:
+    def test_size_and_number_of_recorded_attempts_are_limited(self, service: HttpV1, receiver: Receiver) -> None:
         """An attempt keeps the beginning of a long response, and a timer keeps only its latest attempts."""
         url = receiver.reply("/bounded", Reply(500, body=b"x" * 1_000_000))
         _, timer = waits(service, url, retryPolicy=policy(maxRetries=13, initialInterval="1s", maxInterval="1s"))
@@ -193,14 +193,14 @@ class TestAttempts:
         numbers = [attempt["attempt"] for attempt in attempts]
         assert numbers == sorted(set(numbers))
 
-    def test_new_timer_has_no_attempts_and_unknown_timer_is_not_found(self, service: Durable) -> None:
+    def test_new_timer_has_no_attempts_and_unknown_timer_is_not_found(self, service: HttpV1) -> None:
         assert service.attempts(service.make(delay="500h")) == []
         failure(service.api("GET", "/timers/default/none/attempts"), 404, "TIMER_NOT_FOUND")
 
 
 class TestReplay:
     @pytest.mark.parametrize("status", ["failed", "completed"])
-    def test_replay_fires_a_finished_timer_again(self, service: Durable, receiver: Receiver, status: str) -> None:
+    def test_replay_fires_a_finished_timer_again(self, service: HttpV1, receiver: Receiver, status: str) -> None:
         path = f"/replay-{status}"
         url = receiver.reply(path, Reply(500 if status == "failed" else 200), Reply(200))
         done = service.run(url, retryPolicy=ONCE, payload={"p": 1})
@@ -220,7 +220,7 @@ class TestReplay:
         assert first.headers["duetime-attempt"] == second.headers["duetime-attempt"] == "1"
         assert json.loads(second.body)["payload"] == {"p": 1}
 
-    def test_pending_and_executing_timers_can_not_be_replayed(self, service: Durable, receiver: Receiver) -> None:
+    def test_pending_and_executing_timers_can_not_be_replayed(self, service: HttpV1, receiver: Receiver) -> None:
         pending = service.make(delay="500h")
         assert service.api("POST", service.path(pending) + "/replay").status == 409
         timer = service.make(receiver.reply("/replay-executing", Reply(hang=True)), delay="0s")
@@ -230,7 +230,7 @@ class TestReplay:
         service.final(timer)
         failure(service.api("POST", "/timers/default/none/replay"), 404, "TIMER_NOT_FOUND")
 
-    def test_replay_starts_the_retry_policy_again(self, service: Durable, receiver: Receiver) -> None:
+    def test_replay_starts_the_retry_policy_again(self, service: HttpV1, receiver: Receiver) -> None:
         given = policy(maxRetries=1, initialInterval="50s", maxRetryAttemptsDuration="100s")
         found, timer = waits(service, receiver.reply("/replay-policy", Reply(500)), retryPolicy=given)
         assert found == [50]
@@ -241,7 +241,7 @@ class TestReplay:
         waiting = service.current(timer)
         assert (waiting["status"], seconds_between(waiting["updatedAt"], waiting["fireAt"])) == ("pending", 50)
 
-    def test_replay_by_filter(self, service: Durable, receiver: Receiver) -> None:
+    def test_replay_by_filter(self, service: HttpV1, receiver: Receiver) -> None:
         fails = receiver.reply("/replays", *[Reply(500)] * 12, Reply(200))
         for n in range(12):
             service.run(fails, namespace="replays", correlationId=f"c{n % 2}", retryPolicy=ONCE)
@@ -280,5 +280,5 @@ class TestReplay:
         ],
         ids=json.dumps,
     )
-    def test_invalid_filters_are_rejected(self, service: Durable, filters: Any, field: str) -> None:
+    def test_invalid_filters_are_rejected(self, service: HttpV1, filters: Any, field: str) -> None:
         failure(service.api("POST", "/timers/replay", filters), 400, "INVALID_INPUT", field)

@@ -6,26 +6,8 @@ from typing import Any
 
 import msgspec
 
-from duetime.doors import durable_schema as schema
+from duetime.doors import http_v1_schema as schema
 from duetime.doors import wire
-from duetime.doors.durable_reading import PastDue, RequestReader
-from duetime.doors.durable_schema import BASE
-from duetime.doors.durable_values import (
-    decode_cursor,
-    encode_cursor,
-    filter_in,
-    filter_of,
-    path_of,
-    retention_of,
-    selected,
-    shown_abilities,
-    shown_attempt,
-    shown_count,
-    shown_instance,
-    shown_namespace,
-    shown_timer,
-    unowned_of,
-)
 from duetime.doors.http import (
     JSON,
     Forbidden,
@@ -41,6 +23,24 @@ from duetime.doors.http import (
     Unauthorized,
     UnknownCoding,
     locked,
+)
+from duetime.doors.http_v1_reading import PastDue, RequestReader
+from duetime.doors.http_v1_schema import BASE
+from duetime.doors.http_v1_values import (
+    decode_cursor,
+    encode_cursor,
+    filter_in,
+    filter_of,
+    path_of,
+    retention_of,
+    selected,
+    shown_abilities,
+    shown_attempt,
+    shown_count,
+    shown_instance,
+    shown_namespace,
+    shown_timer,
+    unowned_of,
 )
 from duetime.doors.operation import BODY_ERRORS, Operation, Parameter, routes, without_fields
 from duetime.doors.overview import Overview
@@ -116,7 +116,7 @@ def failure_of(error: Exception, now: str) -> tuple[int, schema.Failure]:
     return 500, schema.Failure("INTERNAL_ERROR", "internal error: see the server's log for details", {}, now)
 
 
-class DurableDoor:
+class HttpV1Door:
     def __init__(
         self,
         service: Service,

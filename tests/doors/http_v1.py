@@ -52,7 +52,7 @@ def seconds_between(earlier: str, later: str) -> float:
     return (instant(later) - instant(earlier)) / timedelta(seconds=1)
 
 
-class Durable(Duetime):
+class HttpV1(Duetime):
     """A service and a client of its HTTP v1 API. Its clock is virtual by default."""
 
     def __init__(self, directory: Any, *, virtual_clock: bool = True, **options: Any) -> None:

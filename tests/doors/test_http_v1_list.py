@@ -11,18 +11,18 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.doors.durable import ONCE, URL, Durable, failure, success
+from tests.doors.http_v1 import ONCE, URL, HttpV1, failure, success
 from tests.servers import Receiver, Reply, instant, printed
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
-    with Durable(tmp_path_factory.mktemp("durable-list"), DUETIME_RETENTION="forever") as service:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpV1]:
+    with HttpV1(tmp_path_factory.mktemp("http-v1-list"), DUETIME_RETENTION="forever") as service:
         yield service
         assert "Traceback" not in service.stderr or "RecursionError" in service.stderr, service.stderr
 
 
-def filled(service: Durable, namespace: str, count: int, **fields: Any) -> list[str]:
+def filled(service: HttpV1, namespace: str, count: int, **fields: Any) -> list[str]:
     """Create timers with shuffled times in a new namespace; returns their ids, oldest first."""
     service.namespace(namespace)
     start = service.at(50_000)
@@ -45,20 +45,20 @@ def ids(timers: list[dict[str, Any]]) -> list[str]:
 
 
 class TestOrder:
-    def test_list_is_newest_first(self, service: Durable) -> None:
+    def test_list_is_newest_first(self, service: HttpV1) -> None:
         made = filled(service, "newest", 25)
         assert ids(service.pages("namespace=newest", 1000)) == made[::-1]
         assert ids(service.pages("namespace=newest", 7)) == made[::-1]
         everywhere = [timer for timer in service.pages("", 500) if timer["namespace"] == "newest"]
         assert ids(everywhere) == made[::-1]
 
-    def test_pending_timers_are_ordered_by_due_time(self, service: Durable) -> None:
+    def test_pending_timers_are_ordered_by_due_time(self, service: HttpV1) -> None:
         filled(service, "pending", 25)
         timers = service.pages("namespace=pending&status=pending", 4)
         times = [timer["executeAt"] for timer in timers]
         assert len(set(ids(timers))) == 25 and times == sorted(times)
 
-    def test_waiting_retry_is_ordered_by_its_next_attempt(self, service: Durable, receiver: Receiver) -> None:
+    def test_waiting_retry_is_ordered_by_its_next_attempt(self, service: HttpV1, receiver: Receiver) -> None:
         service.namespace("waiting")
         policy = {"initialInterval": "1h", "maxInterval": "1h", "jitter": False}
         url = receiver.reply("/list-waiting", Reply(500))
@@ -67,7 +67,7 @@ class TestOrder:
         assert ids(service.pages("namespace=waiting&status=pending", 10)) == ids([soon, waits, late])
 
     def test_finished_timers_are_ordered_by_their_finish_newest_first(
-        self, service: Durable, receiver: Receiver
+        self, service: HttpV1, receiver: Receiver
     ) -> None:
         service.namespace("finished")
         url, bad = receiver.url("/list-finished"), receiver.reply("/list-failed", Reply(500))
@@ -84,7 +84,7 @@ class TestOrder:
         service.final({"namespace": "finished", "id": done[0]})
         assert ids(service.pages("namespace=finished&status=completed", 2))[0] == done[0]
 
-    def test_executing_timers_are_listed_until_they_finish(self, service: Durable, receiver: Receiver) -> None:
+    def test_executing_timers_are_listed_until_they_finish(self, service: HttpV1, receiver: Receiver) -> None:
         service.namespace("executing")
         url = receiver.reply("/list-executing", Reply(hang=True))
         made = [service.make(url, namespace="executing", delay="0s") for _ in range(5)]
@@ -96,7 +96,7 @@ class TestOrder:
             service.final(timer)
         assert service.pages("status=executing", 2) == []
 
-    def test_time_window_is_soonest_first(self, service: Durable) -> None:
+    def test_time_window_is_soonest_first(self, service: HttpV1) -> None:
         filled(service, "window", 20)
         timers = sorted(service.pages("namespace=window", 100), key=lambda timer: instant(timer["executeAt"]))
         after, before = timers[5]["executeAt"], timers[15]["executeAt"]
@@ -111,7 +111,7 @@ class TestOrder:
 
 
 class TestFilters:
-    def test_filter_by_correlation_id(self, service: Durable, receiver: Receiver) -> None:
+    def test_filter_by_correlation_id(self, service: HttpV1, receiver: Receiver) -> None:
         service.namespace("together")
         names = ("together", "default", "together")
         made = [service.make(namespace=name, correlationId="a b&c=ü", delay="1h") for name in names]
@@ -124,7 +124,7 @@ class TestFilters:
         assert ids(service.pages(filters + f"&executeBefore={service.ahead(5)}", 2)) == [done["id"]]
         assert service.pages("correlationId=nobody", 2) == service.pages("correlationId=", 2) == []
 
-    def test_id_filter_finds_timers_in_all_namespaces(self, service: Durable) -> None:
+    def test_id_filter_finds_timers_in_all_namespaces(self, service: HttpV1) -> None:
         names = ("mine", "yours", "default")
         for name in names[:2]:
             service.namespace(name)
@@ -138,12 +138,12 @@ class TestFilters:
         assert service.pages(filters + "&status=failed", 2) == service.pages("id=nobody", 2) == []
         assert success(service.api("GET", f"/timers/count?{filters}")) == {"timers": 3, "more": False}
 
-    def test_list_and_get_show_the_same_timer(self, service: Durable) -> None:
+    def test_list_and_get_show_the_same_timer(self, service: HttpV1) -> None:
         service.namespace("shown")
         made = service.make(namespace="shown", payload={"a": "ü"}, metadata=[None], callbackHeaders={"A": "b"})
         assert service.pages("namespace=shown", 1) == [made] == [service.current(made)]
 
-    def test_list_of_an_unknown_namespace_is_empty(self, service: Durable) -> None:
+    def test_list_of_an_unknown_namespace_is_empty(self, service: HttpV1) -> None:
         assert service.pages("namespace=nowhere", 5) == []
 
     @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ class TestFilters:
             ("&".join(f"a{n}=1" for n in range(100)), "query"),
         ],
     )
-    def test_invalid_filters_are_rejected(self, service: Durable, query: str, field: str) -> None:
+    def test_invalid_filters_are_rejected(self, service: HttpV1, query: str, field: str) -> None:
         failure(service.api("GET", f"/timers?{query}"), 400, "INVALID_INPUT", field)
         if field != "limit" or query.count("limit") > 1:  # a count has no limit
             failure(service.api("GET", f"/timers/count?{query}"), 400, "INVALID_INPUT", field)
@@ -174,13 +174,13 @@ class TestFilters:
     )
     @pytest.mark.parametrize("name", ["executeAfter", "executeBefore"])
     def test_error_for_an_unescaped_plus_says_how_to_write_it(
-        self, service: Durable, name: str, sent: str, hint: bool
+        self, service: HttpV1, name: str, sent: str, hint: bool
     ) -> None:
         message = failure(service.api("GET", f"/timers?{name}={sent}"), 400, "INVALID_INPUT", name)["message"]
         assert message.endswith("; in a URL, write + as %2B") is hint
         success(service.api("GET", f"/timers?{name}=2026-01-01T00:00:00%2B01:00&limit=1"))
 
-    def test_limit_is_50_by_default_and_1000_at_most(self, service: Durable) -> None:
+    def test_limit_is_50_by_default_and_1000_at_most(self, service: HttpV1) -> None:
         filled(service, "limits", 60)
         page = success(service.api("GET", "/timers?namespace=limits"))
         assert len(page["timers"]) == 50 and page["nextCursor"]
@@ -208,7 +208,7 @@ class TestCounts:
             "executeBefore={}&namespace=counted&status=canceled",
         ],
     )
-    def test_count_equals_the_length_of_the_list(self, service: Durable, query: str) -> None:
+    def test_count_equals_the_length_of_the_list(self, service: HttpV1, query: str) -> None:
         made = service.pages("namespace=counted", 100)
         if not made:
             filled(service, "counted", 40, correlationId="counted")
@@ -217,11 +217,11 @@ class TestCounts:
         listed = len(service.pages(filters, 100))
         assert success(service.api("GET", f"/timers/count?{filters}")) == {"timers": listed, "more": False}
 
-    def test_count_without_filters_counts_all_timers(self, service: Durable) -> None:
+    def test_count_without_filters_counts_all_timers(self, service: HttpV1) -> None:
         counted = success(service.api("GET", "/timers/count"))
         assert counted == {"timers": len(service.pages("", 1000)), "more": False}
 
-    def test_filtered_count_stops_at_10000(self, service: Durable) -> None:
+    def test_filtered_count_stops_at_10000(self, service: HttpV1) -> None:
         """Counts from the tallies, such as those by namespace, have no limit."""
         items = [{"namespace": "crowd", "delay": "10h", "callbackUrl": URL, "correlationId": "crowd"}] * 1000
         service.namespace("crowd")
@@ -237,7 +237,7 @@ class TestCounts:
 class TestCursors:
     @pytest.mark.parametrize("way", ["newest", "pending", "window", "correlation", "completed"])
     def test_pages_are_complete_while_timers_are_created_and_deleted(
-        self, service: Durable, receiver: Receiver, way: str
+        self, service: HttpV1, receiver: Receiver, way: str
     ) -> None:
         name = f"pages-{way}"
         more = {"executeAt": None, "delay": "0s", "callbackUrl": receiver.url("/pages")} if way == "completed" else {}
@@ -275,13 +275,13 @@ class TestCursors:
         assert len(stayed) == len(set(stayed)) and set(stayed) == set(made) - gone
         assert len(seen) == len(set(seen))
 
-    def test_cursor_can_be_used_again(self, service: Durable) -> None:
+    def test_cursor_can_be_used_again(self, service: HttpV1) -> None:
         filled(service, "again", 9)
         first = success(service.api("GET", "/timers?namespace=again&limit=4"))
         path = f"/timers?namespace=again&limit=4&cursor={first['nextCursor']}"
         assert success(service.api("GET", path)) == success(service.api("GET", path))
 
-    def test_cursor_needs_no_escaping_in_urls(self, service: Durable) -> None:
+    def test_cursor_needs_no_escaping_in_urls(self, service: HttpV1) -> None:
         filled(service, "urls", 3)
         cursor = success(service.api("GET", "/timers?namespace=urls&limit=1"))["nextCursor"]
         assert quote(cursor, safe="") == cursor
@@ -313,17 +313,17 @@ class TestCursors:
             ),
         ],
     )
-    def test_invalid_cursors_are_rejected(self, service: Durable, cursor: str) -> None:
+    def test_invalid_cursors_are_rejected(self, service: HttpV1, cursor: str) -> None:
         failure(service.api("GET", f"/timers?cursor={cursor}"), 400, "INVALID_INPUT", "cursor")
 
-    def test_cursor_of_another_list_is_rejected(self, service: Durable) -> None:
+    def test_cursor_of_another_list_is_rejected(self, service: HttpV1) -> None:
         filled(service, "another", 3)
         cursor = success(service.api("GET", "/timers?namespace=another&limit=1"))["nextCursor"]
         for other in ("status=pending", "status=failed", "executeAfter=2030-01-01T00:00:00Z"):
             answer = service.api("GET", f"/timers?namespace=another&limit=1&{other}&cursor={cursor}")
             failure(answer, 400, "INVALID_INPUT", "cursor")
 
-    def test_deeply_nested_cursor_is_rejected(self, service: Durable) -> None:
+    def test_deeply_nested_cursor_is_rejected(self, service: HttpV1) -> None:
         deep = b'["newest",1,1,' + b"[" * 3000 + b"]" * 3000 + b"]"
         cursor = base64.urlsafe_b64encode(deep).decode().rstrip("=")
         failure(service.api("GET", f"/timers?cursor={cursor}"), 400, "INVALID_INPUT", "cursor")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from tests.doors.durable import URL, Durable, failure, seconds_between, success
+from tests.doors.http_v1 import URL, HttpV1, failure, seconds_between, success
 from tests.servers import Received, Receiver, Reply, instant, until
 
 SHARDS = 64
@@ -20,19 +20,19 @@ DAY_SECONDS = 86_400
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
-    with Durable(tmp_path_factory.mktemp("durable-namespaces"), LOG_LEVEL="debug") as service:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpV1]:
+    with HttpV1(tmp_path_factory.mktemp("http-v1-namespaces"), LOG_LEVEL="debug") as service:
         yield service
         assert "Traceback" not in service.stderr, service.stderr
 
 
-def namespace(service: Durable, name: str) -> dict[str, Any]:
+def namespace(service: HttpV1, name: str) -> dict[str, Any]:
     found: dict[str, Any] = success(service.api("GET", f"/namespaces/{name}"))
     return found
 
 
 def test_number_of_namespaces_is_limited_by_a_setting(tmp_path: Path) -> None:
-    with Durable(tmp_path, DUETIME_MAX_NAMESPACES="3", DUETIME_AUTO_NAMESPACES="on") as service:
+    with HttpV1(tmp_path, DUETIME_MAX_NAMESPACES="3", DUETIME_AUTO_NAMESPACES="on") as service:
         success(service.api("POST", "/namespaces", {"name": "one"}), 201)
         success(service.api("POST", "/timers", {"callbackUrl": URL, "delay": "1h", "namespace": "two"}))
         refusal = failure(service.api("POST", "/namespaces", {"name": "three"}), 409, "TOO_MANY_NAMESPACES")
@@ -50,28 +50,28 @@ def test_number_of_namespaces_is_limited_by_a_setting(tmp_path: Path) -> None:
 
 
 class TestNamespaces:
-    def test_default_namespace_exists(self, service: Durable) -> None:
+    def test_default_namespace_exists(self, service: HttpV1) -> None:
         listed = success(service.api("GET", "/namespaces"))["namespaces"]
         assert "default" in [entry["name"] for entry in listed]
         found = namespace(service, "default")
         assert found in listed and (found["name"], found["paused"], found["secrets"]) == ("default", False, [])
         assert found["weight"] == 1
 
-    def test_location_is_sent_only_for_a_new_namespace(self, service: Durable) -> None:
+    def test_location_is_sent_only_for_a_new_namespace(self, service: HttpV1) -> None:
         answers = [service.api("POST", "/namespaces", {"name": "located"}) for _ in range(2)]
         assert [(answer.status, answer.headers.get("location")) for answer in answers] == [
             (201, "/api/v1/namespaces/located"),
             (200, None),
         ]
 
-    def test_location_of_a_new_secret_deletes_it(self, service: Durable) -> None:
+    def test_location_of_a_new_secret_deletes_it(self, service: HttpV1) -> None:
         name = service.namespace("located-secret")
         made = service.api("POST", f"/namespaces/{name}/secrets")
         assert made.headers["location"].endswith("/" + success(made, 201)["id"])
         success(service.request("DELETE", made.headers["location"]), 204)
         assert namespace(service, name)["secrets"] == []
 
-    def test_repeated_create_returns_the_same_namespace(self, service: Durable) -> None:
+    def test_repeated_create_returns_the_same_namespace(self, service: HttpV1) -> None:
         settings = {"name": "made.Once_-1", "shards": 4, "retention": "90m", "weight": 100}
         made = success(service.api("POST", "/namespaces", settings), 201)
         assert {name: made[name] for name in settings} == settings | {"retention": "1h30m"}
@@ -84,14 +84,14 @@ class TestNamespaces:
         [{"shards": 5}, {"retention": "1h"}, {"retention": "forever"}, {"weight": 1}, {"weight": 30}],
         ids=json.dumps,
     )
-    def test_repeated_create_with_other_settings_is_a_conflict(self, service: Durable, change: Any) -> None:
+    def test_repeated_create_with_other_settings_is_a_conflict(self, service: HttpV1, change: Any) -> None:
         [(field, value)] = change.items()
         settings: dict[str, Any] = {"name": f"conflict-{field}-{value}", "shards": 4, "retention": "2h", "weight": 3}
         made = success(service.api("POST", "/namespaces", settings), 201)
         failure(service.api("POST", "/namespaces", settings | change), 409, "NAMESPACE_CONFLICT")
         assert namespace(service, settings["name"]) == made
 
-    def test_omitted_settings_get_their_defaults_and_cause_no_conflict(self, service: Durable) -> None:
+    def test_omitted_settings_get_their_defaults_and_cause_no_conflict(self, service: HttpV1) -> None:
         made = success(service.api("POST", "/namespaces", {"name": "plain"}), 201)
         assert (made["shards"], made["weight"]) == (SHARDS, 1)
         for settings in ({}, {"weight": None}, {"weight": 1}):
@@ -113,11 +113,11 @@ class TestNamespaces:
             *(({"name": "bad", "weight": weight}, "weight") for weight in BAD_WEIGHTS),
         ],
     )
-    def test_invalid_settings_are_rejected(self, service: Durable, settings: Any, field: str) -> None:
+    def test_invalid_settings_are_rejected(self, service: HttpV1, settings: Any, field: str) -> None:
         failure(service.api("POST", "/namespaces", settings), 400, "INVALID_INPUT", field)
         failure(service.api("GET", "/namespaces/bad"), 404, "NAMESPACE_NOT_FOUND")
 
-    def test_unknown_namespace_is_not_found(self, service: Durable) -> None:
+    def test_unknown_namespace_is_not_found(self, service: HttpV1) -> None:
         for method, path, body in (
             ("GET", "/namespaces/nobody", None),
             ("PATCH", "/namespaces/nobody", {"paused": True}),
@@ -127,7 +127,7 @@ class TestNamespaces:
             failure(service.api(method, path, body), 404, "NAMESPACE_NOT_FOUND")
         failure(service.api("GET", "/namespaces/a%20b"), 400, "INVALID_INPUT", "name")
 
-    def test_patch_changes_only_the_given_settings(self, service: Durable) -> None:
+    def test_patch_changes_only_the_given_settings(self, service: HttpV1) -> None:
         made = success(service.api("POST", "/namespaces", {"name": "changes", "shards": 8}), 201)
 
         def patch(**settings: Any) -> Any:
@@ -154,7 +154,7 @@ class TestNamespaces:
                 failure(service.api("PATCH", "/namespaces/changes", {field: value}), 400, "INVALID_INPUT", field)
         assert namespace(service, "changes") == made
 
-    def test_namespace_with_one_shard_works(self, service: Durable, receiver: Receiver) -> None:
+    def test_namespace_with_one_shard_works(self, service: HttpV1, receiver: Receiver) -> None:
         service.namespace("one-shard", shards=1)
         items = [{"namespace": "one-shard", "delay": "0s", "callbackUrl": receiver.url("/one-shard")}] * 30
         for result in service.batch(items):
@@ -162,7 +162,7 @@ class TestNamespaces:
         assert len(receiver.at("/one-shard")) == 30
 
     def test_namespaces_survive_a_restart(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        with Durable(tmp_path_factory.mktemp("kept")) as service:
+        with HttpV1(tmp_path_factory.mktemp("kept")) as service:
             service.namespace("kept", shards=2, retention="forever", weight=3)
             success(service.api("PATCH", "/namespaces/kept", {"paused": True}))
             success(service.api("POST", "/namespaces/kept/secrets"), 201)
@@ -172,7 +172,7 @@ class TestNamespaces:
             assert namespace(service, "kept") == before and before["weight"] == 3
 
     def test_finished_timers_expire_by_the_retention_of_their_namespace(
-        self, service: Durable, receiver: Receiver
+        self, service: HttpV1, receiver: Receiver
     ) -> None:
         for name, keep in (("hour", "1h"), ("week", "7d"), ("always", "forever")):
             service.namespace(name, retention=keep)
@@ -194,7 +194,7 @@ class TestNamespaces:
 
 
 class TestPause:
-    def test_paused_namespace_accepts_timers_and_fires_none(self, service: Durable, receiver: Receiver) -> None:
+    def test_paused_namespace_accepts_timers_and_fires_none(self, service: HttpV1, receiver: Receiver) -> None:
         service.namespace("paused")
         before = service.make(receiver.url("/paused"), namespace="paused")
         success(service.api("PATCH", "/namespaces/paused", {"paused": True}))
@@ -212,7 +212,7 @@ class TestPause:
         assert [service.final(timer)["status"] for timer in timers] == ["completed"] * 4
         assert len(receiver.at("/paused")) == 4
 
-    def test_pause_holds_back_retries(self, service: Durable, receiver: Receiver) -> None:
+    def test_pause_holds_back_retries(self, service: HttpV1, receiver: Receiver) -> None:
         service.namespace("paused-retry")
         url = receiver.reply("/paused-retry", Reply(500), Reply(200))
         timer = service.attempt(service.make(url, namespace="paused-retry", delay="0s", retryPolicy={"jitter": False}))
@@ -224,7 +224,7 @@ class TestPause:
         assert service.final(timer)["status"] == "completed"
 
     def test_pause_survives_a_restart(self, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> None:
-        with Durable(tmp_path_factory.mktemp("paused")) as service:
+        with HttpV1(tmp_path_factory.mktemp("paused")) as service:
             service.namespace("still")
             success(service.api("PATCH", "/namespaces/still", {"paused": True}))
             timer = service.make(receiver.url("/still"), namespace="still", delay="0s")
@@ -244,16 +244,16 @@ def signed_by(request: Received, secret: str) -> bool:
 
 
 class TestSecrets:
-    def secret(self, service: Durable, name: str) -> dict[str, Any]:
+    def secret(self, service: HttpV1, name: str) -> dict[str, Any]:
         made: dict[str, Any] = success(service.api("POST", f"/namespaces/{name}/secrets"), 201)
         return made
 
-    def fired(self, service: Durable, receiver: Receiver, name: str) -> Received:
+    def fired(self, service: HttpV1, receiver: Receiver, name: str) -> Received:
         count = len(receiver.at(f"/{name}"))
         service.run(receiver.url(f"/{name}"), namespace=name)
         return receiver.wait(f"/{name}", count + 1)[-1]
 
-    def test_secret_is_shown_only_when_it_is_created(self, service: Durable, receiver: Receiver) -> None:
+    def test_secret_is_shown_only_when_it_is_created(self, service: HttpV1, receiver: Receiver) -> None:
         service.namespace("shown-once")
         made = [self.secret(service, "shown-once") for _ in range(2)]
         assert all(set(secret) == {"id", "secret", "createdAt"} for secret in made)
@@ -283,12 +283,12 @@ class TestSecrets:
             key = secret["secret"].removeprefix("whsec_")
             assert key not in everything and key.rstrip("=") not in everything
 
-    def test_callbacks_of_a_namespace_without_secrets_are_unsigned(self, service: Durable, receiver: Receiver) -> None:
+    def test_callbacks_of_a_namespace_without_secrets_are_unsigned(self, service: HttpV1, receiver: Receiver) -> None:
         service.namespace("unsigned")
         self.secret(service, "default")
         assert "webhook-signature" not in self.fired(service, receiver, "unsigned").headers
 
-    def test_deleted_secret_signs_no_more(self, service: Durable, receiver: Receiver) -> None:
+    def test_deleted_secret_signs_no_more(self, service: HttpV1, receiver: Receiver) -> None:
         service.namespace("delete-old")
         old, new = self.secret(service, "delete-old"), self.secret(service, "delete-old")
         request = self.fired(service, receiver, "delete-old")
@@ -302,7 +302,7 @@ class TestSecrets:
         assert "webhook-signature" not in self.fired(service, receiver, "delete-old").headers
         assert namespace(service, "delete-old")["secrets"] == []
 
-    def test_replaced_secret_expires_after_a_day(self, service: Durable, receiver: Receiver) -> None:
+    def test_replaced_secret_expires_after_a_day(self, service: HttpV1, receiver: Receiver) -> None:
         service.namespace("a-day")
         old = self.secret(service, "a-day")
         service.advance("100d")  # a secret that is not replaced does not expire
@@ -323,7 +323,7 @@ class TestSecrets:
 
 def test_all_callbacks_verify_during_a_rotation(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> None:
     """Callbacks verify with the old secret throughout, and with the new secret from its creation on."""
-    with Durable(tmp_path_factory.mktemp("rotation"), virtual_clock=False) as service:
+    with HttpV1(tmp_path_factory.mktemp("rotation"), virtual_clock=False) as service:
         service.namespace("rotation")
         old = success(service.api("POST", "/namespaces/rotation/secrets"), 201)
 
@@ -331,19 +331,19 @@ def test_all_callbacks_verify_during_a_rotation(tmp_path_factory: pytest.TempPat
             item = {"namespace": "rotation", "delay": "0s", "callbackUrl": receiver.url(path), "payload": "ü"}
             assert {result["status"] for result in service.batch([item] * 1000)} == {200}
 
-        thousand("/durable-straddling")
+        thousand("/http-v1-straddling")
         new = success(service.api("POST", "/namespaces/rotation/secrets"), 201)
-        thousand("/durable-rotation")
+        thousand("/http-v1-rotation")
         by_old, by_new = Webhook(old["secret"]), Webhook(new["secret"])
-        for request in receiver.wait("/durable-rotation", 1000):
+        for request in receiver.wait("/http-v1-rotation", 1000):
             for webhook in (by_old, by_new):
                 assert webhook.verify(request.body, request.headers)["payload"] == "ü"
-        for request in receiver.wait("/durable-straddling", 1000):
+        for request in receiver.wait("/http-v1-straddling", 1000):
             by_old.verify(request.body, request.headers)
-        assert len(receiver.at("/durable-rotation")) == len(receiver.at("/durable-straddling")) == 1000
+        assert len(receiver.at("/http-v1-rotation")) == len(receiver.at("/http-v1-straddling")) == 1000
         success(service.api("DELETE", f"/namespaces/rotation/secrets/{old['id']}"), 204)
-        service.run(receiver.url("/durable-rotated"), namespace="rotation")
-        [request] = receiver.at("/durable-rotated")
+        service.run(receiver.url("/http-v1-rotated"), namespace="rotation")
+        [request] = receiver.at("/http-v1-rotated")
         by_new.verify(request.body, request.headers)
         with pytest.raises(WebhookVerificationError):
             by_old.verify(request.body, request.headers)

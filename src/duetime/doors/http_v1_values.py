@@ -1,4 +1,4 @@
-"""Converts between the types of the HTTP v1 API (``durable_schema``) and those of the model."""
+"""Converts between the types of the HTTP v1 API (``http_v1_schema``) and those of the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import astuple
 
 from duetime.activity import Point
-from duetime.doors import durable_schema as schema
+from duetime.doors import http_v1_schema as schema
 from duetime.doors import wire
 from duetime.doors.http import Request
 from duetime.doors.retry_policy import CamelRetryPolicy, checked_policy, shown_policy

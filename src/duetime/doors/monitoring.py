@@ -11,8 +11,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from duetime.clock import VirtualClock
 from duetime.doors import wire
-from duetime.doors.durable_schema import Overdue
 from duetime.doors.http import Handler, Keys, NotFound, Request, Response
+from duetime.doors.http_v1_schema import Overdue
 from duetime.doors.operation import Operation, Text, routes
 from duetime.engine.watchdog import Watchdog
 from duetime.errors import InvalidInput
@@ -68,7 +68,7 @@ _advance_decoder = msgspec.json.Decoder(Advance)
 _encode = msgspec.json.Encoder().encode
 
 
-class OperationsDoor:
+class MonitoringDoor:
     def __init__(
         self,
         service: Service,

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.doors.durable import BASE, URL, Durable, failed_as, failure, success
+from tests.doors.http_v1 import BASE, URL, HttpV1, failed_as, failure, success
 from tests.malformed import CREATE_PATHS, KINDS, NOT_JSON, WITH_BODY, WRONG, in_camel_case
 from tests.servers import KEY, Duetime, unused_address
 
@@ -31,8 +31,8 @@ WITHOUT_BODY = [
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
-    with Durable(tmp_path_factory.mktemp("durable-errors")) as service:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpV1]:
+    with HttpV1(tmp_path_factory.mktemp("http-v1-errors")) as service:
         service.make(id="there", delay="1000h", payload="untouched")
         yield service
         [there] = service.pages("", 10)
@@ -43,7 +43,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Durable]:
 
 class TestBodies:
     @pytest.mark.parametrize(("method", "path"), WITH_BODY)
-    def test_body_that_is_no_json_object_is_rejected(self, service: Durable, method: str, path: str) -> None:
+    def test_body_that_is_no_json_object_is_rejected(self, service: HttpV1, method: str, path: str) -> None:
         for name in KINDS:
             answer = service.api(method, path, body=in_camel_case(NOT_JSON[name]))
             assert answer.status == 400, (name, answer)
@@ -53,7 +53,7 @@ class TestBodies:
 
     @pytest.mark.parametrize("name", ["array", "truncated"])
     def test_malformed_entry_is_rejected_alone_and_malformed_json_rejects_the_batch(
-        self, service: Durable, name: str
+        self, service: HttpV1, name: str
     ) -> None:
         answer = service.api("POST", "/timers/batch", body=b'{"timers": [' + in_camel_case(NOT_JSON[name]) + b"]}")
         assert answer.status in (200, 400)
@@ -63,12 +63,12 @@ class TestBodies:
             failure(answer, 400, "INVALID_INPUT")
 
     @pytest.mark.parametrize(("method", "path"), [entry for entry in WITH_BODY if "batch" not in entry[1]])
-    def test_too_large_body_is_rejected(self, service: Durable, method: str, path: str) -> None:
+    def test_too_large_body_is_rejected(self, service: HttpV1, method: str, path: str) -> None:
         body = json.dumps({"payload": "x" * LIMIT}).encode()
         failure(service.api(method, path, body=body), 413, "PAYLOAD_TOO_LARGE", "body")
 
     @pytest.mark.parametrize(("method", "path"), [entry for entry in WITH_BODY if "batch" not in entry[1]])
-    def test_too_large_chunked_body_is_rejected(self, service: Durable, method: str, path: str) -> None:
+    def test_too_large_chunked_body_is_rejected(self, service: HttpV1, method: str, path: str) -> None:
         head = f"{method} {BASE}{path} HTTP/1.1\r\nHost: a\r\nX-API-Key: {KEY}\r\nTransfer-Encoding: chunked\r\n"
         chunk = b"8000\r\n" + b" " * 0x8000 + b"\r\n"
         answer = service.raw(f"{head}Connection: close\r\n\r\n".encode() + chunk * 9 + b"0\r\n\r\n")
@@ -80,7 +80,7 @@ class TestWithoutFields:
     """Operations without fields, for a timer and a namespace that do not exist: nothing else is wrong."""
 
     @pytest.mark.parametrize(("method", "path"), WITHOUT_FIELDS)
-    def test_body_must_be_empty(self, service: Durable, method: str, path: str) -> None:
+    def test_body_must_be_empty(self, service: HttpV1, method: str, path: str) -> None:
         for body in (b"", b"\n", b"{}"):
             assert service.api(method, path, body=body).status == 404
         error = failure(service.api(method, path, {"delay": "1d"}), 400, "INVALID_INPUT", "delay")
@@ -89,7 +89,7 @@ class TestWithoutFields:
             failure(service.api(method, path, body=body), 400, "INVALID_INPUT", "body")
 
     @pytest.mark.parametrize(("method", "path"), WITHOUT_FIELDS)
-    def test_body_has_the_limits_of_other_operations(self, service: Durable, method: str, path: str) -> None:
+    def test_body_has_the_limits_of_other_operations(self, service: HttpV1, method: str, path: str) -> None:
         failure(service.api(method, path, body=b" " * (LIMIT + 1)), 413, "PAYLOAD_TOO_LARGE", "body")
         headers = {"X-API-Key": KEY, "Content-Encoding": "gzip"}
         failure(service.api(method, path, body=b"{}", headers=headers), 415, "UNSUPPORTED_ENCODING")
@@ -103,7 +103,7 @@ class TestFields:
             *(("PUT", "/timers/default/there", field) for field in ("executeAt", "retryPolicy.maxRetries")),
         ],
     )
-    def test_wrong_values_are_rejected(self, service: Durable, method: str, path: str, field: str) -> None:
+    def test_wrong_values_are_rejected(self, service: HttpV1, method: str, path: str, field: str) -> None:
         outer, _, inner = field.partition(".")
         for value in WRONG[field][:2]:
             body: dict[str, Any] = {"id": "wrong", "executeAt": "2999-01-01T00:00:00Z", "callbackUrl": URL}
@@ -117,30 +117,30 @@ class TestFields:
 
     @pytest.mark.parametrize("delay", [5, True, [], {}, "", "-1s", "soon", "1.5s", "100000000000d", "s", "1 s", "１s"])
     @pytest.mark.parametrize("path", CREATE_PATHS)
-    def test_invalid_delays_are_rejected(self, service: Durable, path: str, delay: Any) -> None:
+    def test_invalid_delays_are_rejected(self, service: HttpV1, path: str, delay: Any) -> None:
         failure(service.api("POST", path, {"delay": delay, "callbackUrl": URL}), 400, "INVALID_INPUT", "delay")
 
     @pytest.mark.parametrize("path", ["/timers/get", "/timers/update", "/timers/delete"])
     @pytest.mark.parametrize(
         "selection", [{}, {"timerId": ""}, {"timerId": 5}, {"id": "x" * 256}, {"timerId": "a\u0001"}]
     )
-    def test_invalid_timer_ids_in_bodies_are_rejected(self, service: Durable, path: str, selection: Any) -> None:
+    def test_invalid_timer_ids_in_bodies_are_rejected(self, service: HttpV1, path: str, selection: Any) -> None:
         failure(service.api("POST", path, selection), 400, "INVALID_INPUT")
 
-    def test_update_with_two_times_is_rejected(self, service: Durable) -> None:
+    def test_update_with_two_times_is_rejected(self, service: HttpV1) -> None:
         both = {"delay": "1h", "executeAt": "2999-01-01T00:00:00Z"}
         failure(service.api("PUT", "/timers/default/there", both), 400, "INVALID_INPUT", "delay")
 
-    def test_subject_without_a_broker_is_rejected(self, service: Durable) -> None:
+    def test_subject_without_a_broker_is_rejected(self, service: HttpV1) -> None:
         body = {"delay": "1h", "callbackSubject": "orders.due"}
         failure(service.api("POST", "/timers", body), 400, "INVALID_INPUT", "callbackSubject")
 
 
 def test_maximum_callback_timeout_is_a_setting(tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("timeouts")
-    with Durable(directory) as service:
+    with HttpV1(directory) as service:
         service.make(id="slow", delay="1h", callbackTimeout="1h")
-    with Durable(directory, DUETIME_MAX_CALLBACK_TIMEOUT="1m") as service:
+    with HttpV1(directory, DUETIME_MAX_CALLBACK_TIMEOUT="1m") as service:
         fields = {"callbackUrl": URL, "delay": "1h"}
         failed = failure(service.api("POST", "/timers", {**fields, "callbackTimeout": "61s"}), 400, "INVALID_INPUT")
         assert failed["message"] == "callbackTimeout must be from 1ms to 1m"
@@ -159,7 +159,7 @@ UNKNOWN = [
 
 class TestPaths:
     @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
-    def test_unknown_paths_are_not_found(self, service: Durable, method: str) -> None:
+    def test_unknown_paths_are_not_found(self, service: HttpV1, method: str) -> None:
         for path in UNKNOWN:
             failure(service.request(method, path, body=b"{}"), 404, "NOT_FOUND")
 
@@ -178,7 +178,7 @@ class TestPaths:
         ],
     )
     def test_wrong_method_is_rejected_with_the_allowed_ones(
-        self, service: Durable, method: str, path: str, allowed: str
+        self, service: HttpV1, method: str, path: str, allowed: str
     ) -> None:
         answer = service.api(method, path)
         failure(answer, 405, "METHOD_NOT_ALLOWED")
@@ -189,7 +189,7 @@ class TestPaths:
         ("method", "rest"), [("GET", ""), ("DELETE", ""), ("GET", "/attempts"), ("POST", "/replay")]
     )
     def test_invalid_namespaces_in_paths_are_rejected(
-        self, service: Durable, namespace: str, method: str, rest: str
+        self, service: HttpV1, namespace: str, method: str, rest: str
     ) -> None:
         answer = service.api(method, f"/timers/{namespace}/there{rest}")
         in_path = failure(answer, 400, "INVALID_INPUT", "namespace")
@@ -199,18 +199,18 @@ class TestPaths:
             assert in_body["message"] == in_path["message"]
 
     @pytest.mark.parametrize("id", ["%00", "%01", "%7F", "%C2%85", "x" * 256, "%0A"])
-    def test_invalid_ids_in_paths_are_rejected(self, service: Durable, id: str) -> None:
+    def test_invalid_ids_in_paths_are_rejected(self, service: HttpV1, id: str) -> None:
         failure(service.api("GET", f"/timers/default/{id}"), 400, "INVALID_INPUT", "id")
         failure(service.api("PUT", f"/timers/default/{id}", {"payload": 1}), 400, "INVALID_INPUT", "id")
 
-    def test_head_is_a_get_without_its_body(self, service: Durable) -> None:
+    def test_head_is_a_get_without_its_body(self, service: HttpV1) -> None:
         answer = service.api("HEAD", "/timers/default/there")
         assert answer.status == 200 and answer.body == b"" and int(answer.headers["content-length"]) > 0
 
 
 class TestKeys:
     @pytest.mark.parametrize(("method", "path"), [*WITH_BODY, *WITHOUT_BODY])
-    def test_every_operation_needs_a_key(self, service: Durable, method: str, path: str) -> None:
+    def test_every_operation_needs_a_key(self, service: HttpV1, method: str, path: str) -> None:
         wrong: list[dict[str, str]] = [
             *({}, {"X-API-Key": ""}, {"X-API-Key": KEY[:-1]}, {"X-API-Key": KEY + "x"}, {"X-API-Key": KEY.upper()}),
             *({"Authorization": KEY}, {"Authorization": f"Basic {KEY}"}, {"Authorization": "Bearer"}),
@@ -234,7 +234,7 @@ class TestKeys:
             {"authorization": f"bearer {KEY}"},
         ],
     )
-    def test_both_headers_for_the_key_are_accepted(self, service: Durable, headers: dict[str, str]) -> None:
+    def test_both_headers_for_the_key_are_accepted(self, service: HttpV1, headers: dict[str, str]) -> None:
         assert success(service.api("GET", "/timers/default/there", headers=headers))["id"] == "there"
         assert service.request("GET", "/metrics", headers=headers).status == 200
 
@@ -245,17 +245,17 @@ class TestKeys:
 
 
 @pytest.mark.parametrize("path", ["/health", "/livez", "/readyz", "/api/v1/openapi.json", "/docs"])
-def test_probes_and_documents_need_no_key(service: Durable, path: str) -> None:
+def test_probes_and_documents_need_no_key(service: HttpV1, path: str) -> None:
     assert service.request("GET", path, headers={}).status == 200
 
 
 class TestMetrics:
-    def creates(self, service: Durable) -> float:
+    def creates(self, service: HttpV1) -> float:
         page = service.request("GET", "/metrics").body.decode()
         lines = [line for line in page.splitlines() if line.startswith('duetime_creates_total{api="http_v1"}')]
         return float(lines[0].split()[-1]) if lines else 0.0
 
-    def test_repeated_creates_are_counted_once(self, service: Durable) -> None:
+    def test_repeated_creates_are_counted_once(self, service: HttpV1) -> None:
         before = self.creates(service)
         for _ in range(3):
             success(service.api("POST", "/timers", {"id": "counted", "delay": "1h", "callbackUrl": URL}))
@@ -263,7 +263,7 @@ class TestMetrics:
         success(service.api("DELETE", "/timers/default/counted"), 204)
         assert counted == before + 1
 
-    def test_repeated_creates_in_batches_are_counted_once(self, service: Durable) -> None:
+    def test_repeated_creates_in_batches_are_counted_once(self, service: HttpV1) -> None:
         before = self.creates(service)
         for _ in range(3):
             service.batch([{"id": "counted in a batch", "delay": "1h", "callbackUrl": URL}])
@@ -279,5 +279,5 @@ class TestMetrics:
             *("timer_commands_received_total", "timer_schedules_processed_total", "timer_polling_duration_seconds"),
         ],
     )
-    def test_metric_is_exported(self, service: Durable, name: str) -> None:
+    def test_metric_is_exported(self, service: HttpV1, name: str) -> None:
         assert f"# HELP {name}" in service.request("GET", "/metrics").body.decode()
