@@ -47,6 +47,7 @@ from duetime.settings import Settings
 from duetime.settings.keyfile import ensure_api_key
 from duetime.store import About, Hint, Store
 from duetime.stores.memory import MemoryStore
+from duetime.stores.sql.connecting import Misconfigured
 from duetime.stores.sqlite.store import SqliteStore
 from duetime.telemetry import Telemetry
 from duetime.version import __version__
@@ -302,9 +303,13 @@ class Node:
             stopping.cancel()
             opening.cancel()  # without effect if it is done
             await asyncio.wait((opening, stopping))
-        if not opening.cancelled():
+        if opening.cancelled():
+            return False
+        try:
             opening.result()
-        return not opening.cancelled()
+        except Misconfigured as error:
+            raise SettingsError(f"DATABASE_URL: {error}") from error
+        return True
 
     async def _watch_store(self) -> None:
         raise await self.store.failure()

@@ -82,8 +82,8 @@ _VIOLATIONS = (
     """SELECT CONCAT('the tally of ', namespace, ' ', status, ' in slice ', slice, ' is ', SUM(number), ' off') FROM (
         SELECT namespace, status, slice, timers AS number FROM tallies
         UNION ALL SELECT namespace, status, 0, -1 FROM timers
-        UNION ALL SELECT namespace, status, starts_at, -1 FROM history
-            LEFT JOIN slices ON starts_at <= ended_at AND ended_at < ends_at
+        UNION ALL SELECT namespace, status, (SELECT MIN(starts_at) FROM slices WHERE ended_at < ends_at), -1
+            FROM history
     ) AS both_sides GROUP BY namespace, status, slice HAVING SUM(number) <> 0""",
 )
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
 
 from duetime import lifecycle
-from duetime.model import Status, Timer
+from duetime.model import Definition, HttpTarget, Status, Timer
 from duetime.store import Store
 from tests.clocks import START, ManualClock
 from tests.contract.timers import (
@@ -202,6 +206,37 @@ async def test_only_timers_of_held_shards_are_begun(store: Store) -> None:
     begun = await store.begin(BOB, {2: others[2]}, EVERYTHING)
     assert {t.shard for t in begun.timers} == {2}
     assert (await store.tally())[Status.PENDING] == 16
+
+
+@pytest.mark.parametrize("shards", [[0], [0, 1, 2], range(7), range(8)], ids=len)
+async def test_begin_takes_the_oldest_of_all_held_shards(store: Store, shards: Sequence[int]) -> None:
+    """Whatever the shards of the timers are: the result is that of one queue."""
+    draw = random.Random(11)
+    lanes = [Definition(target=HttpTarget(url=f"https://{host}.example")) for host in ("a", "b", "c")]
+    ages = draw.sample(range(1, 10_000), 600)
+    timers = [
+        # The oldest are in few shards, and many are in one lane.
+        timer(f"t{n}", at=START - age, shard=draw.randrange(2 if age > 8_000 else 8), definition=draw.choice(lanes))
+        for n, age in enumerate(ages)
+    ]
+    for first in range(0, len(timers), 100):
+        await with_timers(store, *timers[first : first + 100])
+    held = await holding(store, ALICE, *shards)
+    left = sorted((t for t in timers if t.shard in shards), key=lambda t: t.fire_at)
+    for limit, lane_max in ((1, None), (40, None), (60, 25), (40, 10), (40, 40), (3, 1), (20, None)):
+        begun = await store.begin(ALICE, held, limit, lane_max=lane_max)
+        expected, more = list[Timer](), False
+        taken: Counter[int] = Counter()
+        for each in left:
+            if lane_max is None or taken[each.lane] < lane_max:
+                more = len(expected) == limit
+                if more:
+                    break
+                taken[each.lane] += 1
+                expected.append(each)
+        assert ids(begun.timers) == ids(expected)
+        assert begun.more or not more
+        left = [each for each in left if each not in expected]
 
 
 async def test_owner_without_shards_begins_nothing(store: Store) -> None:

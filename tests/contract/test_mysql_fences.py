@@ -4,7 +4,8 @@ recognized or reported as unknown."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,16 +14,29 @@ import pytest
 from msgspec import Raw, structs
 
 from duetime.errors import StoreError, StoreIndeterminate, StoreUnavailable
-from duetime.model import Status
+from duetime.model import Status, Timer
+from duetime.store import Portion
 from duetime.stores.mysql import due
 from duetime.stores.mysql import pool as mysql_pool
 from duetime.stores.mysql import statements as mysql_statements
 from duetime.stores.mysql.dialects import Dialect
-from duetime.stores.mysql.pool import connect_arguments
-from duetime.stores.mysql.store import MysqlStore
+from duetime.stores.mysql.pool import Result, connect_arguments
+from duetime.stores.mysql.store import BUSY_SECONDS_MAX, MysqlStore
 from tests.clocks import START, ManualClock
 from tests.contract.stores import mysql
-from tests.contract.timers import ALICE, BOB, LEASE_MS, completed, definition, holding, spread, timer, with_timers
+from tests.contract.timers import (
+    ALICE,
+    BOB,
+    LEASE_MS,
+    another,
+    completed,
+    definition,
+    holding,
+    spread,
+    timer,
+    touched,
+    with_timers,
+)
 from tests.mysql import MysqlServer
 
 WAIT_SECONDS = 0.6
@@ -152,8 +166,7 @@ async def test_client_that_stops_reading_holds_no_lock(
         return await run(connection, statements, results)
 
     monkeypatch.setattr(mysql_pool, "run", stopped)
-    with pytest.raises(StoreIndeterminate):
-        await alice.begin(ALICE, held, 100)
+    assert (await alice.begin(ALICE, held, 100)).unknown == frozenset(range(8))
     monkeypatch.undo()
     async with raw(database) as connection:
         await connection._execute_command(3, packets[0])  # COM_QUERY; its response of 3.6 MB is never read
@@ -166,16 +179,17 @@ async def test_client_that_stops_reading_holds_no_lock(
             assert len(await bob.claim(BOB, range(8), LEASE_MS)) == 8
 
 
-def cut_behind(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """Drop the response to the next packet with this text, after the server has run it."""
+def cut_behind(monkeypatch: pytest.MonkeyPatch, what: str, *, passing: int = 0) -> None:
+    """Drop the response to the next packet with this text, after the server has run it; before it, let some pass."""
     run = mysql_pool.run
-    cut: list[bool] = []
+    seen: list[bool] = []
 
     async def lossy(connection: Any, statements: Any, results: Any = None) -> Any:
         done = await run(connection, statements)
-        if not cut and any(what in text for text in statements):
-            cut.append(True)
-            raise ConnectionResetError("cut")
+        if any(what in text for text in statements):
+            seen.append(True)
+            if len(seen) == passing + 1:
+                raise ConnectionResetError("cut")
         if results is not None:
             results += done
         return done
@@ -192,23 +206,119 @@ async def test_put_with_a_lost_response_recognizes_its_own_write(
     assert (await store.tally())[Status.PENDING] == 20
 
 
-async def test_begin_or_record_with_a_lost_response_is_indeterminate(
+async def test_write_that_meets_a_lock_is_retried_after_a_random_pause(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await opened()
+    write, pauses = store._pool.write, list[tuple[float, float]]()
+
+    async def deadlocked(*statements: str, then: Sequence[str] = ()) -> list[Result]:
+        if len(pauses) < 3:
+            raise mysql_pool.Refused(1213, "Deadlock found")
+        return await write(*statements, then=then)
+
+    def drawn(low: float, high: float) -> float:
+        pauses.append((low, high))
+        return 0
+
+    monkeypatch.setattr(store._pool, "write", deadlocked)
+    monkeypatch.setattr(random, "uniform", drawn)
+    assert await store.put_many([timer()]) == [None]
+    assert pauses == [(0, BUSY_SECONDS_MAX), (0, 2 * BUSY_SECONDS_MAX), (0, 4 * BUSY_SECONDS_MAX)]
+
+
+async def test_put_finds_its_own_write_if_its_timer_was_begun_meanwhile(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await opened()
+    held = await holding(store)
+    taken = store._taken
+
+    async def later(uuids: Any) -> Any:
+        await store.begin(ALICE, held, 10)
+        return await taken(uuids)
+
+    monkeypatch.setattr(store, "_taken", later)
+    cut_behind(monkeypatch, "INSERT INTO timers")
+    first, again = timer("a", at=START - 1), timer("a", at=START - 1)
+    [mine, theirs] = await store.put_many([first, again])
+    assert mine is None
+    assert isinstance(theirs, Timer) and theirs.firing == first.firing and theirs.status is Status.EXECUTING
+
+
+async def test_put_of_several_packets_is_indeterminate_if_a_later_one_fails(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await opened()
+    write, written = store._pool.write, list[bool]()
+
+    async def once(*statements: str, then: Sequence[str] = ()) -> list[Result]:
+        if written:
+            raise StoreUnavailable("the server is down")
+        written.append(True)
+        return await write(*statements, then=then)
+
+    monkeypatch.setattr("duetime.stores.mysql.store.PACKET_BYTES_MAX", 1)
+    there = timer("there")
+    await with_timers(store, there)
+    with monkeypatch.context() as patch:
+        patch.setattr(store._pool, "write", once)
+        with pytest.raises(StoreIndeterminate):
+            await store.put_many([timer("new"), timer("other")])
+        written.clear()
+        with pytest.raises(StoreUnavailable):  # The first packet has only found an existing timer.
+            await store.put_many([another(there), timer("other")])
+    assert (await store.tally())[Status.PENDING] == 2
+
+
+@pytest.mark.parametrize("by_lane", [False, True])
+async def test_begin_with_a_lost_response_affects_only_the_shards_of_its_timers(
+    opened: Opened, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, by_lane: bool
+) -> None:
+    store = await opened()
+    await with_timers(store, *spread(7, at=START - 9))
+    held = await holding(store)
+    in_flight = (await store.begin(ALICE, held, 4)).timers
+    with monkeypatch.context() as patch:
+        cut_behind(patch, "UPDATE timers")
+        if by_lane:
+            begun = await store.begin_lanes(ALICE, held, 2, [Portion(lane := timer().lane, 2)])
+            assert begun.lanes == {lane: START - 5}
+        else:
+            begun = await store.begin(ALICE, held, 2)
+            assert begun.more
+    assert (begun.timers, begun.refused, sorted(begun.unknown)) == ([], frozenset(), [4, 5])
+    assert begun.next_at is not None and begun.next_at <= clock.now()
+    assert await store.record(ALICE, [(t, completed(t)) for t in in_flight]) == [True] * 4
+    tally = await store.tally()
+    assert (tally[Status.EXECUTING], tally[Status.COMPLETED], tally[Status.PENDING]) == (2, 4, 1)
+
+
+async def test_begin_with_a_lost_response_polls_again_although_it_found_all_due_timers(
+    opened: Opened, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await opened()
+    await with_timers(store, timer(at=START - 1, shard=3))
+    held = await holding(store)
+    with monkeypatch.context() as patch:
+        cut_behind(patch, "UPDATE timers")
+        begun = await store.begin(ALICE, held, 10)
+    assert (list(begun.unknown), begun.more, begun.next_at) == ([3], False, clock.now())
+
+
+async def test_record_with_a_lost_response_is_unknown_for_each_timer(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await opened()
     await with_timers(store, *spread(4, at=START - 9))
-    held = await holding(store)
-    with monkeypatch.context() as patch:
-        cut_behind(patch, "UPDATE timers")
-        with pytest.raises(StoreIndeterminate):
-            await store.begin(ALICE, held, 2)
-    begun = (await store.begin(ALICE, held, 2)).timers
-    with monkeypatch.context() as patch:
-        cut_behind(patch, "INTO history")
-        with pytest.raises(StoreIndeterminate):
-            await store.record(ALICE, [(t, completed(t)) for t in begun])
+    begun = (await store.begin(ALICE, await holding(store), 4)).timers
+    changed, *others = [(t, completed(t)) for t in begun]
+    assert await store.swap(changed[0], touched(changed[0]))
+    # The first packet finds that a timer has changed, and writes nothing. The response to the second one is lost.
+    cut_behind(monkeypatch, "INTO history", passing=1)
+    assert await store.record(ALICE, [changed, *others, others[0]]) == [False, None, None, None, False]
     tally = await store.tally()
-    assert (tally[Status.EXECUTING], tally[Status.COMPLETED], tally[Status.PENDING]) == (2, 2, 0)
+    assert (tally[Status.EXECUTING], tally[Status.COMPLETED]) == (1, 3)
 
 
 async def test_begun_timers_are_returned_if_the_server_fails_afterwards(

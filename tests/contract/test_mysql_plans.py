@@ -41,6 +41,8 @@ CROWD = 20_000
 namespace, lane and destination."""
 READ_MAX = CROWD // 10
 """More than a poll reads at once."""
+DUE_PER_SHARD, BEGUN = 300, 100
+BEGIN_OF_SEVEN = "begin of seven of eight shards"
 
 _run = mysql_pool.run
 
@@ -120,6 +122,9 @@ async def read(url: str) -> dict[str, int]:
                     "overdue of a shard": lambda: store.overdue([3], START, 10),
                 }
             )
+            await with_timers(store, *spread(7 * DUE_PER_SHARD, at=START - 90, step_ms=0, shards=7, prefix="due"))
+            seven = await store.claim(ALICE, [0, 1, 2, 4, 5, 6, 7], LEASE_MS)
+            await counted({BEGIN_OF_SEVEN: lambda: store.begin(ALICE, seven, BEGUN)})
         return rows
     finally:
         await store.close()
@@ -136,3 +141,7 @@ def rows(request: pytest.FixtureRequest) -> Iterator[dict[str, int]]:
 def test_statements_read_no_unrelated_rows(rows: dict[str, int]) -> None:
     assert {name: number for name, number in rows.items() if number > READ_MAX} == {}
     assert min(rows.values()) > 0
+
+
+def test_begin_of_several_shards_reads_about_as_many_timers_as_it_begins(rows: dict[str, int]) -> None:
+    assert rows[BEGIN_OF_SEVEN] < 10 * BEGUN  # The begun timers are also locked, updated and returned.

@@ -128,6 +128,52 @@ async def test_clock_set_back_finds_a_slice(store: Store, clock: ManualClock) ->
     await assert_counts_are_right(store)
 
 
+async def set_back_behind_the_oldest_slice(store: Store, clock: ManualClock) -> None:
+    """Drop the slices of the first hundred days, and then set the clock back to the first."""
+    clock.advance(100 * DAY_MS)
+    await store.purge(retention_ms=MONTH_MS, limit=100)
+    assert all(ends_at > START + 70 * DAY_MS for _, ends_at in await slices(store))
+    clock.advance(-100 * DAY_MS)
+
+
+async def test_clock_set_back_behind_the_oldest_slice_finds_one(
+    store: Store, reopened: Reopen, clock: ManualClock
+) -> None:
+    await set_back_behind_the_oldest_slice(store, clock)
+    await with_timers(store, *(timers := spread(4, at=START - 4)))
+    [first, second] = (await store.begin(ALICE, await holding(store), 2)).timers
+    assert await store.record(ALICE, [(first, completed(first))]) == [True]
+    await assert_counts_are_right(store)
+    assert await store.purge(retention_ms=MONTH_MS, limit=100) == 0
+    again = await reopened(store)
+    try:
+        assert await again.record(ALICE, [(second, completed(second))]) == [True]
+        assert await again.swap(timers[2], canceled := lifecycle.cancel(timers[2], now=START))
+        assert await again.swap(canceled, lifecycle.replay(canceled, now=START))
+        await slices(again)
+        clock.advance(200 * DAY_MS)
+        await again.purge(retention_ms=MONTH_MS, limit=100)
+        # Each of the timers was counted in the slice that it lay in: no count is left over, and none is missing.
+        assert {id for _, id in await everything(again)} == {"t2", "t3"}
+        assert await again.tally() == dict.fromkeys(Status, 0) | {Status.PENDING: 2}
+    finally:
+        await again.close()
+
+
+async def test_rows_of_a_clock_set_back_are_deleted_at_the_end_of_a_shorter_retention(
+    store: Store, audit: Audit, clock: ManualClock
+) -> None:
+    await set_back_behind_the_oldest_slice(store, clock)
+    await with_namespace(store, "short", retention_ms=2 * DAY_MS)
+    await with_timers(store, *(timers := [timer(f"s{n}", namespace="short") for n in range(5)]))
+    for live in timers:
+        assert await store.swap(live, lifecycle.cancel(live, now=START))
+    await check(audit)
+    clock.advance(2 * DAY_MS + 1)
+    assert await store.purge(retention_ms=MONTH_MS, limit=100) == 5
+    await check(audit)
+
+
 async def test_expired_slice_is_dropped(store: Store, clock: ManualClock) -> None:
     await with_timers(store, *(ended(f"e{n}", Status.COMPLETED) for n in range(50)), ended("f", Status.FAILED))
     [(_, ends_at)] = await slices(store)

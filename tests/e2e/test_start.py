@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from duetime.settings import SETTINGS
+from tests.mysql import MysqlServer
 from tests.servers import KEY, Duetime, NotStarted, Receiver, instant, until, unused_port
 from tests.skips import skip
 
@@ -90,6 +91,21 @@ def test_a_second_process_on_one_file_is_rejected(tmp_path: Path) -> None:
         first.kill()
         first.start()  # a killed process leaves no lock behind
         assert first.get(id)["status"] == "pending"
+
+
+def test_database_user_without_privileges_prevents_the_start(tmp_path: Path, mariadb: MysqlServer) -> None:
+    url = mariadb.fresh()
+    name = url.rpartition("/")[2]
+    mariadb.sql(f"CREATE USER {name}@localhost", f"GRANT SELECT ON {name}.* TO {name}@localhost")
+    line = refusal(tmp_path, API_KEY=KEY, DATABASE_URL=url.replace("root@", f"{name}@"))
+    assert "duetime: DATABASE_URL: MySQL: CREATE command denied" in line and "grant this user all privileges" in line
+    mariadb.sql(f"DROP USER {name}@localhost")
+    mariadb.give_back(url)
+
+
+def test_unreadable_certificates_prevent_the_start(tmp_path: Path) -> None:
+    line = refusal(tmp_path, API_KEY=KEY, DATABASE_URL="mysql://u:hunter2@h/d?ssl-ca=/nope")
+    assert "DATABASE_URL: can't read the certificates in /nope: " in line and "hunter2" not in line
 
 
 def test_port_in_use_prevents_the_start(tmp_path: Path) -> None:

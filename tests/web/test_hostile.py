@@ -46,7 +46,7 @@ CLEAN = """() => ({
   handlers: [...document.querySelectorAll("*")].flatMap((node) => [...node.attributes])
     .filter(({ name, value }) => name.startsWith("on") || /^\\s*javascript:/i.test(value)).length,
 })"""
-NOTHING = {"hit": None, "scripts": 3, "foreign": 0, "handlers": 0}
+NOTHING = {"hit": None, "scripts": 4, "foreign": 0, "handlers": 0}
 # Resolves when the page has begun to show the route: before, the page of the previous route is still there.
 GO = """(hash) => new Promise((resolve) => {
   addEventListener("hashchange", resolve, { once: true });

@@ -110,6 +110,21 @@ def test_delete_succeeds_when_an_earlier_one_was_done_but_reported_as_failed(
     assert answers == [204, 404]
 
 
+def test_page_loads_again_when_a_script_was_lost(open_page: Callable[..., Watched]) -> None:
+    """Chromium gives up requests when a network interface of the machine comes or goes."""
+    watched = open_page()
+    lost: list[str] = []
+
+    def lose(route: Route) -> None:
+        lost.append(route.request.url)
+        route.abort("failed")
+
+    watched.page.route("**/ui/router.js", lose, times=1)
+    watched.go("#/namespaces")
+    expect(watched.page.get_by_role("heading", name="Namespaces")).to_be_visible()
+    assert len(lost) == 1
+
+
 def failed(create: Create, receiver: Receiver, service: Duetime, namespace: str, ids: list[str]) -> None:
     url = receiver.reply(f"/{namespace}", Reply(500))
     for id in ids:

@@ -11,15 +11,16 @@ from typing import Any
 
 from duetime.instants import EPOCH, Instant
 from duetime.store import LANES_PAGE, Lane, Lanes, Overdue, Portion
-from duetime.stores.due_selection import Candidate
+from duetime.stores.due_selection import Candidate, choose
 from duetime.stores.mysql.literals import listed, literal
 from duetime.stores.mysql.pool import MysqlPool
 from duetime.stores.stored_destination import HEAD_CHARS, destination_in
 
 SCAN_MAX = 1_000
 """How many due timers a poll reads if some of the first ones are held back."""
-SCAN_PER_SHARD_MAX = 250
-"""How many it reads per shard when it queries each shard separately, whatever its limit."""
+SCAN_PER_SHARD_MIN, SCAN_PER_SHARD_MAX = 16, 250
+"""When it queries each shard separately: how many due timers of each it reads first (at least), and how many if those
+are not enough, whatever its limit."""
 LANES_AT_ONCE = 64
 
 _CANDIDATE = "fire_at, seq, uuid, revision, shard, lane, size, namespace, status"
@@ -68,22 +69,42 @@ class Poll:
     def _source(self, index: str, where: str, order: str = "fire_at, seq", what: str = _CANDIDATE) -> str:
         return f"SELECT {what} FROM timers FORCE INDEX ({index}) WHERE {where} ORDER BY {order}"
 
-    def reaches(self, limit: int) -> tuple[int, ...]:
-        """How many timers to read for a begin of up to ``limit``: first, and again if some of those are held back."""
-        return (limit + 1, max(limit + 1, SCAN_MAX)) if self._alone else (max(limit, SCAN_PER_SHARD_MAX),)
+    async def oldest(
+        self, limit: int, lane_max: int | None, lane_limits: Mapping[int, int]
+    ) -> tuple[list[Candidate], bool]:
+        """Select up to ``limit`` of the oldest due timers within the limit of each lane. Return them, and whether there
+        may be more.
 
-    async def due(self, reach: int) -> tuple[list[Candidate], bool]:
-        """Return the oldest due timers, and whether there may be more."""
+        Of each shard, twice its share of the limit is read first. The others are read of a shard whose timers are all
+        older than the last selected one, or of every shard if fewer than ``limit`` could be selected.
+        """
         if self._alone:
-            source = self._source("timers_due", f"fire_at <= {self.now} AND {self._eligible}")
-            [rows] = await self._pool.read(f"{source} LIMIT {reach}")
-            return self._open(rows), len(rows) == reach
-        found = await self._of_each(
-            [f"shard = {shard} AND fire_at <= {self.now} AND {self._eligible}" for shard in self.ours],
-            "timers_shard",
-            [reach] * len(self.ours),
-        )
-        return sorted(c for rows in found for c in self._open(rows)), any(len(rows) >= reach for rows in found)
+            index, queues = "timers_due", [""]
+            number, number_max = limit + 1, max(limit + 1, SCAN_MAX)
+        else:
+            index, queues = "timers_shard", [f"shard = {shard} AND " for shard in self.ours]
+            number_max = max(limit + 1, SCAN_PER_SHARD_MAX)
+            number = min(number_max, max(SCAN_PER_SHARD_MIN, 2 * limit // max(1, len(queues))))
+        read: list[list[Any]] = [[] for _ in queues]
+        ended = set[int]()
+        to_read = list(range(len(queues)))
+        chosen, more = list[Candidate](), False
+        while to_read:
+            wheres = [f"{queues[n]}fire_at <= {self.now}{_behind(read[n])} AND {self._eligible}" for n in to_read]
+            asked = [number - len(read[n]) for n in to_read]
+            for n, most, rows in zip(to_read, asked, await self._of_each(wheres, index, asked), strict=True):
+                read[n] += rows
+                if len(rows) < most:
+                    ended.add(n)
+            chosen, more = choose(sorted(c for rows in read for c in self._open(rows)), limit, lane_max, lane_limits)
+            last = chosen[-1][:2] if chosen else ()
+            number = number_max
+            to_read = [
+                n
+                for n, rows in enumerate(read)
+                if n not in ended and len(rows) < number and (not more or rows[-1][:2] < last)
+            ]
+        return chosen, more or len(ended) < len(queues)
 
     async def due_in(self, portions: Sequence[Portion]) -> tuple[list[list[Candidate]], dict[int, Instant]]:
         """Return the due timers of each lane, one more than its limit, and when the next timer of each falls due."""
@@ -135,6 +156,14 @@ class Poll:
                     )
         found = [row[0] for rows in (await self._pool.read(*selects) if selects else ()) for row in rows]
         return min((at for at in found if at is not None), default=None)
+
+
+def _behind(rows: Sequence[Any]) -> str:
+    """The condition for the rows after the last of these. Written so that the first part is a range of the index."""
+    if not rows:
+        return ""
+    fire_at, seq, *_ = rows[-1]
+    return f" AND fire_at >= {fire_at} AND (fire_at > {fire_at} OR seq > {seq})"
 
 
 def _heads(after: int, limit: int) -> str:

@@ -1,14 +1,16 @@
 """Connections to a MySQL primary: sends packets of several statements, and classifies failures.
 
 A transaction is one packet, from START TRANSACTION to COMMIT. The server runs all of it once it has received it, so a
-client that is suspended at any point holds no lock. The results of a transaction are selected after its COMMIT, so that
-a client that does not read them holds no lock either.
+client that is suspended holds no lock. The results of a transaction are selected after its COMMIT, so that a client
+that does not read them holds no lock either. There is one exception: an error in the middle of a packet leaves the
+transaction open until the client closes the connection, which it does at once. If the client is suspended at that
+moment, its locks are held for ``SERVER_IDLE_SECONDS_MAX``.
 
 How it fails: a packet that the server rejected before its COMMIT was rolled back (``StoreUnavailable``). If the
 connection broke before the response, or an error came after the COMMIT, the packet may or may not have been committed
 (``StoreIndeterminate``). In both cases the connection is closed, which ends its transaction. All idle connections are
 closed, too, if the connection broke or the server has become read-only. If the server is down, the next caller tries to
-connect again.
+connect again. The server ends a slow read itself, before the client stops waiting for it.
 
 Failover: of the hosts in the URL, the last one that worked is tried first, and a read-only server counts as a host that
 is down.
@@ -18,8 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -33,6 +36,8 @@ from duetime.stores.mysql.dialects import DETECT, MYSQL, dialect_of
 from duetime.stores.sql.connecting import Hosts, Misconfigured
 
 ANSWER_SECONDS_MAX = 6.0
+READ_SECONDS_LESS = 1.0
+"""How long before ``ANSWER_SECONDS_MAX`` the server ends a read."""
 LOCK_SECONDS_MAX = 4
 CONNECT_SECONDS_MAX = 5.0
 RETRY_SECONDS = 0.1
@@ -41,6 +46,7 @@ IDLE_SECONDS_MAX, SERVER_IDLE_SECONDS_MAX = 10.0, 20
 open. The pool stops using it well before that."""
 
 _SESSION = (
+    "SET SESSION time_zone = '+00:00'",  # local time is ambiguous in the hour at the end of summer time
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
     "SET SESSION sql_notes = 0",
     "SET SESSION group_concat_max_len = 1000000",  # a claim lists its shards
@@ -50,13 +56,24 @@ _SESSION = (
     f"SET SESSION wait_timeout = {SERVER_IDLE_SECONDS_MAX}",
 )
 
-_MISCONFIGURED = frozenset({1044, 1045, 1049, 1130, 1142, 1227, 1251, 2059})
-"""Missing privileges, a wrong password, an unknown database, an unsupported login method: wrong settings."""
+ACCESS_DENIED = 1045
+_MISCONFIGURED = {
+    1044: "MySQL: {}; grant this user all privileges on the database",
+    ACCESS_DENIED: "MySQL: {}; check the user and the password",
+    1049: "MySQL: {}; create it first",
+    1130: "MySQL: {}",
+    1142: "MySQL: {}; grant this user all privileges on the database",
+    1173: "this MariaDB requires primary keys, and the table history has none: set innodb_force_primary_key to OFF",
+    1227: "MySQL: {}",
+    1251: "MySQL: {}",
+    1665: "this MySQL can't log changes of InnoDB tables by statement: set binlog_format to ROW",
+    2059: "MySQL: {}",
+    3159: "this MySQL accepts only TLS: add ?ssl-mode=required to the URL",
+    3750: "this MySQL requires primary keys, and the table history has none: set sql_require_primary_key to OFF",
+}
+"""The messages for errors that wrong settings cause, by error number."""
 _DEMOTED = frozenset({1290, 1792, 1836})
 """The server has become read-only."""
-NOT_DURABLE = (
-    "this MySQL acknowledges a commit before it is on disk: set innodb_flush_log_at_trx_commit to 1, also on replicas"
-)
 SERVER_PACKET_BYTES_MIN = 16 << 20
 """The default of MariaDB, which is the lowest of all supported servers."""
 READ_ONLY = "MySQL does not accept writes: it is a replica or read-only"
@@ -84,7 +101,8 @@ class Refused(StoreUnavailable):
 
 class MysqlPool:
     def __init__(self, url: str, *, size: int) -> None:
-        self._hosts = Hosts(url, connect_arguments)
+        self._arguments = functools.cache(connect_arguments)  # reading certificates blocks the event loop for a while
+        self._hosts = Hosts(url, self._arguments)
         self.server = ("", 0)
         """Host and port of the last connection."""
         self.dialect = MYSQL
@@ -122,7 +140,8 @@ class MysqlPool:
             except BaseException as error:
                 connection.close()
                 if isinstance(error, _BROKEN):
-                    raise StoreUnavailable(f"MySQL did not finish: {_text(error) or 'no response'}") from error
+                    reason = f"MySQL did not finish: {_text(error) or 'no response'}"
+                    raise _misconfigured(error) or StoreUnavailable(reason) from error
                 raise
             if failovers != self.failovers:
                 connection.close()
@@ -143,20 +162,25 @@ class MysqlPool:
         return await self._hosts.first(self._connect), self.failovers
 
     async def _connect(self, url: str) -> Any:
-        arguments = connect_arguments(url)
+        arguments = self._arguments(url)
         connection = None
         try:
             async with asyncio.timeout(CONNECT_SECONDS_MAX / len(self._hosts)):
-                connection = await asyncmy.connect(**arguments)
+                with _cancellation_kept():
+                    connection = await asyncmy.connect(**arguments)
                 detected, *_ = await run(connection, [DETECT, *_SESSION])
-                dialect = dialect_of(detected.rows)
-                query = f"SELECT {dialect.read_only}, {dialect.durable}, @@global.max_allowed_packet, @@server_id"
+                dialect = dialect_of([name for name, _ in detected.rows])
+                checks = (dialect.read_only, "@@global.max_allowed_packet", "@@server_id")
+                query = f"SELECT {', '.join((*checks, *(check for _, check in dialect.durable)))}"
                 *_, state = await run(connection, [*dialect.session, query])
-            [(read_only, durable, packet_bytes_max, server_id)] = state.rows
+            [(read_only, packet_bytes_max, server_id, *durable)] = state.rows
             if read_only:
                 raise StoreUnavailable(READ_ONLY)
-            if not durable:
-                raise Misconfigured(NOT_DURABLE)
+            for (setting, _), right in zip(dialect.durable, durable, strict=True):
+                if not right:
+                    raise Misconfigured(
+                        f"this MySQL acknowledges a commit before it is on disk: set {setting} to 1, also on replicas"
+                    )
             if packet_bytes_max < SERVER_PACKET_BYTES_MIN:
                 raise Misconfigured(
                     f"max_allowed_packet of this MySQL is {packet_bytes_max}: set it to {SERVER_PACKET_BYTES_MIN} (16M)"
@@ -172,17 +196,17 @@ class MysqlPool:
                 connection.close()
             if not isinstance(error, _BROKEN):
                 raise
-            code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-            if code in _MISCONFIGURED:
-                raise Misconfigured(f"MySQL: {_text(error)}") from error
-            reason = _text(error) or "no response"
-            raise StoreUnavailable(f"can't connect to MySQL at {address_of(url)}: {reason}") from error
+            reason = f"can't connect to MySQL at {address_of(url)}: {_text(error) or 'no response'}"
+            wrong = _misconfigured(error, encrypted=arguments["ssl"] is not None) or _wrong_tls(error, address_of(url))
+            raise wrong or StoreUnavailable(reason) from error
 
     async def read(self, *statements: str) -> list[Sequence[Any]]:
         """Run statements that change nothing, and return the rows of each."""
         if not statements:
             return []
-        packet = (*self.dialect.reads_begin, *statements, *self.dialect.reads_end)
+        seconds_max = ANSWER_SECONDS_MAX - READ_SECONDS_LESS
+        limited = (self.dialect.limited(statement, seconds_max) for statement in statements)
+        packet = (*self.dialect.reads_begin, *limited, *self.dialect.reads_end)
         first = len(self.dialect.reads_begin)
         try:
             results = await self._send(packet, commit=len(packet))
@@ -209,13 +233,13 @@ class MysqlPool:
                 async with asyncio.timeout(ANSWER_SECONDS_MAX):
                     return await run(connection, statements, results)
             except _BROKEN as error:
-                code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+                code = _code(error)
                 # The numbers from 2000 to 2999 are errors of the client, without a response from the server.
                 from_server = isinstance(error, asyncmy.errors.MySQLError) and code and not 2000 <= code < 3000
                 if code in _DEMOTED or not from_server:
                     self._drop_idle()
                 if from_server and len(results) < max(commit, 1):
-                    raise Refused(code, _text(error)) from error
+                    raise _misconfigured(error) or Refused(code, _text(error)) from error
                 raise StoreIndeterminate(f"the connection to MySQL broke: {_text(error) or 'no response'}") from error
 
 
@@ -257,15 +281,56 @@ def _lock_name(name: str) -> str:
     return f"CONCAT('{name} ', LEFT(SHA2(DATABASE(), 256), 32))"
 
 
+@contextlib.contextmanager
+def _cancellation_kept() -> Iterator[None]:
+    """Raise the cancellation of the task if the driver loses it: before Python 3.12, ``asyncio.wait_for`` returns a
+    result that comes at the same moment instead."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
+
+
+def _code(error: BaseException) -> int:
+    return error.args[0] if error.args and isinstance(error.args[0], int) else 0
+
+
 def _text(error: BaseException) -> str:
     return str(error.args[-1]) if error.args else str(error)
+
+
+def _misconfigured(error: BaseException, *, encrypted: bool = True) -> Misconfigured | None:
+    """The error with advice, if wrong settings caused it."""
+    message = _MISCONFIGURED.get(_code(error))
+    if message is None or not isinstance(error, ServerError):
+        return None
+    advice = "" if encrypted or _code(error) != ACCESS_DENIED else ", or add ?ssl-mode=required if it must use TLS"
+    return Misconfigured(message.format(_text(error)) + advice)
+
+
+def _wrong_tls(error: BaseException, address: str) -> Misconfigured | None:
+    """The error of a TLS handshake with advice, if wrong settings caused it."""
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return Misconfigured(
+            f"MySQL at {address} has a certificate that is not accepted ({cause.verify_message.rstrip('.')}): check "
+            "ssl-ca, ssl-mode and the name of the host"
+        )
+    if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+        return Misconfigured(f"MySQL at {address} does not support TLS: configure it there, or remove ssl-mode")
+    return None
 
 
 def connect_arguments(url: str) -> dict[str, Any]:
     """The driver's arguments for ``mysql://user:password@host:port/database?ssl-mode=…&ssl-ca=…``."""
     parts = urlsplit(url)
     options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    mode, authority = options.pop("ssl-mode", "preferred").lower().replace("-", "_"), options.pop("ssl-ca", None)
+    authority = options.pop("ssl-ca", None)
+    mode = options.pop("ssl-mode", "disabled" if authority is None else "verify_ca").lower().replace("-", "_")
     if options:
         raise SettingsError(
             f"DATABASE_URL: unknown parameters in mysql:// URL: {', '.join(sorted(options))}; use ssl-mode and ssl-ca"
@@ -288,14 +353,19 @@ def connect_arguments(url: str) -> dict[str, Any]:
 
 
 def _context(mode: str, authority: str | None) -> ssl.SSLContext | None:
-    if mode in ("disabled", "preferred") and authority is None:
+    if mode not in ("disabled", "required", "verify_ca", "verify_identity"):
+        raise SettingsError("DATABASE_URL: ssl-mode must be disabled, required, verify_ca or verify_identity")
+    if mode == "disabled":
+        if authority is not None:
+            raise SettingsError("DATABASE_URL: ssl-ca has no effect with ssl-mode=disabled: remove one of them")
         return None
-    if mode not in ("preferred", "required", "verify_ca", "verify_identity"):
-        raise SettingsError("DATABASE_URL: ssl-mode must be one of disabled, required, verify_ca and verify_identity")
-    if mode in ("verify_ca", "verify_identity") or authority is not None:
-        context = ssl.create_default_context(cafile=authority)
-        context.check_hostname = mode == "verify_identity"
+    if mode == "required" and authority is None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        raise SettingsError(f"DATABASE_URL: can't read the certificates in {authority}: {error}") from error
+    context.check_hostname = mode == "verify_identity"
     return context

@@ -1,5 +1,8 @@
 """Slices of history in MySQL: creates the partitions for today and tomorrow, and drops old timers.
 
+A partition has only an end. It starts where the one before it ends, and the first one contains all earlier rows, so
+that a clock set back finds a slice although MySQL adds partitions only at the end.
+
 Timers with a shorter retention than the longest are deleted row by row, a few of each namespace and status at a time.
 """
 
@@ -7,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from duetime.errors import StoreUnavailable
-from duetime.stores.mysql.literals import listed, literal, rows
+from duetime.stores.mysql.literals import listed, literal
 from duetime.stores.mysql.pool import MysqlPool, lock, run, unlock
-from duetime.stores.mysql.statements import count, go
+from duetime.stores.mysql.statements import count, go, slice_of
 from duetime.stores.sql.retention import GROUPS_AT_ONCE, drop_in_turns, missing_slices
 from duetime.stores.sql.tallies import Tally
 
@@ -31,22 +35,29 @@ Group = tuple[str, str, int]
 async def make_slices(connection: Any, now: int, longest_ms: int) -> None:
     """Create the slices that cover today and tomorrow, if missing."""
     await _lock(connection)
-    [found] = await run(connection, [_PARTITIONS])
+    [found, listed] = await run(connection, [_PARTITIONS, "SELECT starts_at FROM slices"])
     slices = {int(name[1:]): int(ends_at) for name, ends_at in found.rows}
-    missing = missing_slices(now, slices, longest_ms)
-    # ``slices`` is written first, because ALTER commits. A timer that becomes final in between is rejected for lack of
-    # a partition and retried; in the other order, its count would have no slice.
-    await run(connection, [f"REPLACE INTO slices VALUES {rows([*slices.items(), *missing])}"])
-    for starts_at, ends_at in missing:
+    for starts_at in slices.keys() - {starts_at for (starts_at,) in listed.rows}:
+        # An earlier run was killed after its ALTER.
+        await run(connection, [_list(starts_at, slices[starts_at])])
+    covered = dict(pairwise([1, *sorted(slices.values())]))
+    for starts_at, ends_at in missing_slices(now, covered, longest_ms):
+        # ALTER commits. It comes first, because it may fail: then no row could lie in a slice that is listed already. A
+        # timer that becomes final in between has no slice to be counted in; it is rejected, and its write is retried.
         await run(
             connection,
             [
                 "SET SESSION lock_wait_timeout = 1",
                 f"ALTER TABLE history ADD PARTITION (PARTITION p{starts_at} VALUES LESS THAN ({ends_at}))",
                 "SET SESSION lock_wait_timeout = 4",
+                _list(starts_at, ends_at),
             ],
         )
     await unlock(connection, LOCK)
+
+
+def _list(starts_at: int, ends_at: int) -> str:
+    return f"REPLACE INTO slices VALUES ({starts_at}, {ends_at})"
 
 
 async def _lock(connection: Any) -> None:
@@ -56,7 +67,7 @@ async def _lock(connection: Any) -> None:
 
 async def drop_slices(connection: Any, until: int) -> int:
     """Drop the slices that ended by ``until``. Return how many timers they held."""
-    ended = f"SELECT starts_at FROM slices WHERE ends_at <= {until}"
+    ended = f"SELECT starts_at FROM slices WHERE ends_at <= {until} ORDER BY starts_at"
     await _lock(connection)
     [found, existing] = await run(connection, [ended, _PARTITIONS])
     partitions = {name for name, _ in existing.rows}
@@ -113,7 +124,7 @@ async def _drop(pool: MysqlPool, name: str, status: str, before: int, most: int)
     nothing and selects again."""
     while True:
         [found] = await pool.read(
-            "SELECT uuid, revision, (SELECT starts_at FROM slices WHERE starts_at <= ended_at AND ended_at < ends_at) "
+            f"SELECT uuid, revision, {slice_of('ended_at')} "
             f"FROM {_old(name, status, before)} ORDER BY updated_at LIMIT {most}"
         )
         if not found:

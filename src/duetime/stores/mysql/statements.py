@@ -50,8 +50,14 @@ def go(dialect: Dialect, timers: Sequence[tuple[bytes, int]], *, fenced: bool = 
     return dialect.select_into_variable("go", "COUNT(*)", of, check=f" = {len(timers)}", when="@ok" if fenced else "")
 
 
+def slice_of(at: str) -> str:
+    """The slice that contains this instant, by the rule of partitions in MySQL: the first one that ends later. So it
+    also contains the time of the slices before it that were dropped. NULL if no slice ends later."""
+    return f"(SELECT starts_at FROM slices WHERE ends_at > {at} ORDER BY starts_at LIMIT 1)"
+
+
 def slice_at(at: str) -> str:
-    return f"SET @slice = (SELECT starts_at FROM slices WHERE starts_at <= {at} AND {at} < ends_at)"
+    return f"SET @slice = {slice_of(at)}"
 
 
 def slice_now(now: str) -> list[str]:
@@ -76,15 +82,16 @@ def count(tally: Tally, when: str = "@go") -> list[str]:
     ]
 
 
-def put(timers: Sequence[Timer], first_seq: int) -> tuple[str, ...]:
-    """Insert the timers whose identity is free: not used by a live or a final timer."""
-    new_rows = [new_row(timer) for timer in timers]
-    values = ", ".join(
-        f"({seq}, {listed(row)[1:-1]}, {_INITIAL.format(timer)})"
-        for seq, (timer, row) in enumerate(zip(timers, new_rows, strict=True), first_seq)
+def put(timers: Sequence[Timer], marks: range) -> tuple[str, ...]:
+    """Insert the timers whose identity is free: not used by a live or a final timer. ``marks`` are their places in the
+    order of creation."""
+    new = sorted(zip(map(new_row, timers), marks, timers, strict=True), key=lambda each: each[0][_UUID])
+    values = ", ".join(f"({seq}, {listed(row)[1:-1]}, {_INITIAL.format(timer)})" for row, seq, timer in new)
+    uuids = listed(row[_UUID] for row, *_ in new)
+    ours = (
+        f"timers.seq >= {marks.start} AND timers.seq < {marks.stop} "
+        f"AND timers.seq % {marks.step} = {marks.start % marks.step}"
     )
-    uuids = listed(row[_UUID] for row in new_rows)
-    ours = f"timers.seq >= {first_seq} AND timers.seq < {first_seq + len(timers)}"
     tally: Tally = Counter((timer.namespace, "pending", LIVE_SLICE) for timer in timers)
     return (
         f"INSERT INTO timers ({', '.join(_PUT_COLUMNS)}) VALUES {values} ON DUPLICATE KEY UPDATE uuid = timers.uuid",

@@ -36,7 +36,7 @@ from duetime.store import (
 )
 from duetime.stores.byte_budget import brief, fitting, in_parts
 from duetime.stores.datagram_hints import DatagramHints
-from duetime.stores.due_selection import Candidate, choose, choose_in_lanes
+from duetime.stores.due_selection import Candidate, choose_in_lanes
 from duetime.stores.mysql import due, lists, quarantine, sessions
 from duetime.stores.mysql import statements as sql
 from duetime.stores.mysql.literals import listed, literal
@@ -47,7 +47,7 @@ from duetime.stores.mysql.rows import timers_of
 from duetime.stores.mysql.slices import drop_rows, drop_slices, make_slices
 from duetime.stores.sql.columns import TIMER, encode
 from duetime.stores.sql.connecting import wait_for_server
-from duetime.stores.sql.server import ServerStore
+from duetime.stores.sql.server import ServerStore, partly_written
 from duetime.stores.sql.tallies import by_status
 from duetime.stores.unreadable import about_of, timer_quarantined
 
@@ -58,8 +58,15 @@ BEGIN_MAX = 1_000
 PACKET_BYTES_MAX = 4 << 20
 """The maximum size of the timers in one packet, plus one timer."""
 TRIES_MAX = 4
+BUSY_SECONDS_MAX = 0.05
+"""The longest pause before the first retry of a write that met a lock; it doubles with each one, and is random."""
+INSTANCES_MAX, TURNS_PER_MS = 1 << 12, 1 << 8
+"""The mark of a timer is its place in the order of creation: time, turn within the millisecond, number of the instance.
+So no two instances create the same mark, unless one runs while ``INSTANCES_MAX`` others start."""
 UPKEEP_SECONDS_MAX = 60
 LIVE = ("pending", "executing")
+NO_SLICE = frozenset({NO_PARTITION, 1048})
+"""The error codes of a write that has no partition for a final timer, or no slice for its count (NULL)."""
 _REVISION = Timer.__struct_fields__.index("revision")
 
 
@@ -92,7 +99,7 @@ class MysqlStore(ServerStore):
         self._clock = virtual_clock or SystemClock()
         self._takeover_now = takeover_now
         self._virtual = virtual_clock is not None
-        self._seq = 0
+        self._instance = self._turn = 0
         self._pending_quarantine = quarantine.PendingQuarantine(self._pool)
 
     async def open(self) -> None:
@@ -101,8 +108,13 @@ class MysqlStore(ServerStore):
         async with self._pool.connection() as connection:
             await migrate(connection, shards=self.shards, now=now)
         await self._make_slices()
-        [marks] = await self._pool.read("SELECT value FROM meta WHERE name = 'mark'")
-        self._seq = max((mark for (mark,) in marks), default=0)
+        *_, opened, marks = await self._write(
+            "INSERT INTO meta VALUES ('opened', 1) ON DUPLICATE KEY UPDATE value = meta.value + 1",
+            "SELECT value FROM meta WHERE name = 'opened'",
+            "SELECT value FROM meta WHERE name = 'mark'",
+        )
+        self._instance = opened.rows[0][0] % INSTANCES_MAX
+        self._turn = max((mark for (mark,) in marks.rows), default=0) // INSTANCES_MAX
         if restored := await quarantine.restore(self._pool):
             log.warning("restored %d quarantined timers, which this version can read", restored)
         [[(key,)]] = await self._pool.read("SELECT secret FROM hint_key")
@@ -111,13 +123,14 @@ class MysqlStore(ServerStore):
     async def close(self) -> None:
         await self._puts.finish()
         self._hints.close()
-        if self._seq:
+        if self._turn:
             # The next process continues from this number, whatever its clock shows. After a crash it relies on its
             # clock.
+            mark = self._turn * INSTANCES_MAX
             with contextlib.suppress(StoreError):
                 await self._pool.write(
-                    f"INSERT INTO meta VALUES ('mark', {self._seq}) "
-                    f"ON DUPLICATE KEY UPDATE value = GREATEST(meta.value, {self._seq})"
+                    f"INSERT INTO meta VALUES ('mark', {mark}) "
+                    f"ON DUPLICATE KEY UPDATE value = GREATEST(meta.value, {mark})"
                 )
         await self._pool.close()
 
@@ -151,57 +164,63 @@ class MysqlStore(ServerStore):
     async def put_many(self, timers: Sequence[Timer]) -> list[Timer | Taken | None]:
         results: list[Timer | Taken | None] = []
         for part in in_parts(timers, [put_bytes(timer) for timer in timers], PACKET_BYTES_MAX):
-            results += await self._put(part)
+            try:
+                results += await self._put(part)
+            except StoreUnavailable as error:
+                if any(result is None for result in results):
+                    raise partly_written(error) from error
+                raise
         return results
 
     async def _put(self, timers: Sequence[Timer]) -> list[Timer | Taken | None]:
         """Insert the timers whose identity is free, and find the existing timer for each of the others. If that one
         has disappeared meanwhile, try again."""
         results: dict[int, Timer | Taken | None] = {}
+        sent: dict[int, int] = {}  # mark → place
         lost: StoreIndeterminate | None = None
+        wrote = False
         for _ in range(TRIES_MAX):
             # A batch may contain an identity twice; then the second timer finds the first.
-            left = [(place, timer) for place, timer in enumerate(timers) if place not in results]
-            if not left:
-                break
-            first = self._marks(len(left))
+            left = [place for place in range(len(timers)) if place not in results]
+            marks = self._marks(len(left))
+            sent |= zip(marks, left, strict=True)
             try:
                 try:
-                    inserted, _, finished, *_ = await self._write(*sql.put([timer for _, timer in left], first))
-                    if inserted.affected == len(left) and not finished.affected:
+                    inserted, _, finished, *_ = await self._write(*sql.put([timers[place] for place in left], marks))
+                    number = inserted.affected - finished.affected
+                    if number == len(left):
                         return [results.get(place) for place in range(len(timers))]  # the usual case
+                    wrote = wrote or number > 0
                 except StoreIndeterminate as error:
                     lost = error
-                rows = await self._taken([timer.uuid for _, timer in left])
+                rows = await self._taken([timers[place].uuid for place in left])
             except StoreUnavailable as error:
-                raise lost or error from error
-            for at, (place, timer) in enumerate(left):
-                if row := rows.get(timer.uuid):
-                    seq, firing, fingerprint, existing = row
-                    # The firing number is random: if it is the same, our own write was committed after all.
-                    ours = seq == first + at or (lost is not None and firing == timer.firing)
-                    results[place] = None if ours else existing or Taken(fingerprint)
-        if len(results) < len(timers):
-            raise lost or Contended()
-        return [results[place] for place in range(len(timers))]
+                raise lost or (partly_written(error) if wrote else error) from error
+            for place in left:
+                if row := rows.get(timers[place].uuid):
+                    mark, fingerprint, existing = row
+                    results[place] = None if sent.get(mark) == place else existing or Taken(fingerprint)
+            if len(results) == len(timers):
+                return [results[place] for place in range(len(timers))]
+        raise lost or (partly_written(Contended()) if wrote else Contended())
 
-    def _marks(self, number: int) -> int:
-        """Reserve this many numbers in the order of creation and return the first. Random low bits keep the numbers of
-        different instances apart."""
-        first = max(self._seq + 1, (self._clock.now() << 20) + random.getrandbits(18))
-        self._seq = first + number - 1
-        return first
+    def _marks(self, number: int) -> range:
+        """Reserve the next marks for timers that are created in this order."""
+        turn = max(self._turn + 1, self._clock.now() * TURNS_PER_MS)
+        self._turn = turn + number - 1
+        first = turn * INSTANCES_MAX + self._instance
+        return range(first, first + number * INSTANCES_MAX, INSTANCES_MAX)
 
-    async def _taken(self, uuids: Sequence[bytes]) -> dict[bytes, tuple[int, int, str, Timer | None]]:
-        """Return mark, firing, fingerprint and timer of the existing timers with these keys; beyond the byte limit of a
-        page, None instead of the timer."""
+    async def _taken(self, uuids: Sequence[bytes]) -> dict[bytes, tuple[int, str, Timer | None]]:
+        """Return mark, fingerprint and timer of the existing timers with these keys; beyond the byte limit of a page,
+        None instead of the timer."""
         where = f"WHERE uuid IN {listed(uuids)}"
-        heads = "SELECT uuid, seq, firing, fingerprint, size FROM"
+        heads = "SELECT uuid, seq, fingerprint, size FROM"
         [live, ended] = await self._pool.read(f"{heads} timers {where}", f"{heads} history {where}")
         found = {row[0]: row for row in (*ended, *live)}
-        some = list(found)[: fitting([row[4] for row in found.values()])]
+        some = list(found)[: fitting([row[3] for row in found.values()])]
         whole = {timer.uuid: timer for timer in await self._whole(some)}
-        return {uuid: (row[1], row[2], row[3].decode(), whole.get(uuid)) for uuid, row in found.items()}
+        return {uuid: (row[1], row[2].decode(), whole.get(uuid)) for uuid, row in found.items()}
 
     async def _whole(self, uuids: Sequence[bytes]) -> list[Timer]:
         if not uuids:
@@ -332,17 +351,13 @@ class MysqlStore(ServerStore):
     ) -> Begun:
         for _ in range(TRIES_MAX):
             poll = await self._poll(owner_id, held)
-            for reach in poll.reaches(limit):
-                found, beyond = await poll.due(reach)
-                chosen, more = choose(found, min(limit, BEGIN_MAX), lane_max, lane_limits)
-                if more or not beyond:
-                    break
-            begun = await self._begin(owner_id, poll, chosen)
+            chosen, more = await poll.oldest(min(limit, BEGIN_MAX), lane_max, lane_limits)
+            begun, unknown = await self._begin(owner_id, poll, chosen)
             if begun is not None:
                 break
-        more = more or beyond or begun is None
+        more = more or begun is None
         next_at: Instant | None = poll.now
-        if not more:
+        if not more and not unknown:
             try:
                 next_at = await poll.next_at()
             except StoreUnavailable:
@@ -350,7 +365,7 @@ class MysqlStore(ServerStore):
                     raise
                 # Timers were begun and must be returned. ``next_at`` is the store's time, so that the engine polls
                 # again at once.
-        return Begun(begun or [], next_at, frozenset(held.keys() - poll.ours.keys()), more)
+        return Begun(begun or [], next_at, frozenset(held.keys() - poll.ours.keys()), more, unknown=unknown)
 
     async def begin_lanes(
         self, owner_id: bytes, held: Mapping[int, int], limit: int, portions: Sequence[Portion]
@@ -359,34 +374,41 @@ class MysqlStore(ServerStore):
             poll = await self._poll(owner_id, held)
             in_lanes, left = await poll.due_in(portions)
             chosen, counts = choose_in_lanes(in_lanes, min(limit, BEGIN_MAX), portions)
-            begun = await self._begin(owner_id, poll, chosen)
+            begun, unknown = await self._begin(owner_id, poll, chosen)
             if begun is not None:
                 break
         for portion, found, count in zip(portions, in_lanes, counts, strict=True):
-            count = count if begun is not None else 0
+            count = 0 if begun is None or unknown else count
             if len(found) > count:
                 left[portion.lane] = found[count].fire_at
         refused = frozenset(held.keys() - poll.ours.keys())
-        return Begun(begun or [], min(left.values(), default=None), refused, False, left)
+        return Begun(begun or [], min(left.values(), default=None), refused, False, left, unknown)
 
     async def _poll(self, owner_id: bytes, held: Mapping[int, int]) -> due.Poll:
         poll = due.Poll(self._pool, self.shards, self._takeover_now, self._namespaces.unreadable)
         await poll.start(owner_id, held, self._clock.now() if self._virtual else None)
         return poll
 
-    async def _begin(self, owner_id: bytes, poll: due.Poll, chosen: Sequence[Candidate]) -> list[Timer] | None:
-        """Begin these timers. Return None if one of them has changed since it was read, or a shard has a new owner."""
+    async def _begin(
+        self, owner_id: bytes, poll: due.Poll, chosen: Sequence[Candidate]
+    ) -> tuple[list[Timer] | None, frozenset[int]]:
+        """Begin these timers. Return them, or None if one of them has changed since it was read or a shard has a new
+        owner; and the shards in which it is unknown whether timers were begun."""
         if not chosen:
-            return []
-        *_, go, rows = await self._write(
-            *sql.begin(self._pool.dialect, owner_id, poll.ours, chosen, poll.now),
-            then=[
-                "SELECT @go",
-                f"SELECT {TIMER}, uuid FROM timers WHERE uuid IN {listed(each.uuid for each in chosen)}",
-            ],
-        )
+            return [], frozenset()
+        try:
+            *_, go, rows = await self._write(
+                *sql.begin(self._pool.dialect, owner_id, poll.ours, chosen, poll.now),
+                then=[
+                    "SELECT @go",
+                    f"SELECT {TIMER}, uuid FROM timers WHERE uuid IN {listed(each.uuid for each in chosen)}",
+                ],
+            )
+        except StoreIndeterminate as error:
+            log.warning("unknown whether %d timers were begun: %s", len(chosen), error)
+            return [], frozenset(each.shard for each in chosen)
         if not go.rows[0][0]:
-            return None
+            return None, frozenset()
         before = {each.uuid: each for each in chosen}
         rows_begun = [row for row in rows.rows if row[_REVISION] == before[row[-1]].revision + 1]
         begun, unreadable = timers_of([row for row in rows_begun if before[row[-1]].status in LIVE])
@@ -403,7 +425,7 @@ class MysqlStore(ServerStore):
                 )
             await self._pending_quarantine.put(owner_id, self._now)
         place = {each.uuid: number for number, each in enumerate(chosen)}
-        return sorted(begun, key=lambda timer: place[timer.uuid])
+        return sorted(begun, key=lambda timer: place[timer.uuid]), frozenset()
 
     async def lanes(self, until: Instant, *, after: int = -1, limit: int = LANES_PAGE, due_max: int = 0) -> Lanes:
         at = self._clock.now() if self._virtual else None
@@ -417,17 +439,25 @@ class MysqlStore(ServerStore):
         some = None if len(shards) == self.shards else shards
         return await due.overdue(self._pool, some, before, most, self._namespaces.unreadable)
 
-    async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool]:
-        recorded = [False] * len(changes)
+    async def record(self, owner_id: bytes, changes: Sequence[tuple[Timer, Timer]]) -> list[bool | None]:
+        recorded: list[bool | None] = [False] * len(changes)
         left = {before.uuid: place for place, (before, _) in reversed(list(enumerate(changes)))}
         for _ in range(TRIES_MAX):
             some = [changes[place] for place in left.values()]
             if not some:
                 break
-            *_, go = await self._write(*sql.record(self._pool.dialect, owner_id, some, self._now), then=["SELECT @go"])
-            if go.rows[0][0]:
+            result: bool | None
+            try:
+                *_, go = await self._write(
+                    *sql.record(self._pool.dialect, owner_id, some, self._now), then=["SELECT @go"]
+                )
+                result = bool(go.rows[0][0])
+            except StoreIndeterminate as error:
+                log.warning("unknown whether %d outcomes were recorded: %s", len(some), error)
+                result = None
+            if result is not False:
                 for place in left.values():
-                    recorded[place] = True
+                    recorded[place] = result
                 break
             shards, revisions = await self._pool.read(
                 f"SELECT shard, version FROM shards WHERE owner_id = {literal(owner_id)}",
@@ -478,10 +508,12 @@ class MysqlStore(ServerStore):
             try:
                 return await self._pool.write(*statements, then=then)
             except Refused as refused:
-                if refused.code == NO_PARTITION:
+                if refused.code in NO_SLICE:
                     await self._make_slices()
                 elif refused.code not in BUSY or tries == TRIES_MAX - 1:
                     raise
+                else:
+                    await asyncio.sleep(random.uniform(0, BUSY_SECONDS_MAX * 2**tries))
         raise StoreUnavailable("another transaction keeps the tables of MySQL locked; try again")
 
 

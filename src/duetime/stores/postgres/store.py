@@ -47,7 +47,7 @@ from duetime.stores.sql.columns import encode, final_row, live_row, move_row, ne
 from duetime.stores.sql.connecting import wait_for_server
 from duetime.stores.sql.page_orders import ORDERS
 from duetime.stores.sql.rules import end_row
-from duetime.stores.sql.server import ServerStore
+from duetime.stores.sql.server import ServerStore, partly_written
 from duetime.stores.sql.tallies import by_status
 from duetime.stores.stored_destination import destination_in
 from duetime.stores.unreadable import about_of, timer_quarantined
@@ -123,6 +123,7 @@ class PostgresStore(ServerStore):
         has disappeared meanwhile, try again."""
         results: dict[int, Timer | Taken | None] = {}
         lost: StoreIndeterminate | None = None
+        wrote = False
         for _ in range(PUT_TRIES_MAX):
             left = [(place, timer) for place, timer in enumerate(timers) if place not in results]
             if not left:
@@ -134,6 +135,7 @@ class PostgresStore(ServerStore):
                     if found["number"] == len(left):
                         return [results.get(place) for place in range(len(timers))]  # the usual case
                     written.update(zip(found["uuids"] or (), found["revisions"] or (), strict=True))
+                    wrote = wrote or bool(written)
                 except Refused as refused:
                     if refused.code != FINISHED_ALREADY:
                         raise
@@ -142,7 +144,7 @@ class PostgresStore(ServerStore):
                 others = [timer.uuid for _, timer in left if (timer.uuid, timer.revision) not in written]
                 rows = await self._pool.read(sql.TAKEN, others)
             except StoreUnavailable as error:
-                raise lost or error from error
+                raise lost or (partly_written(error) if wrote else error) from error
             existing = {timer_uuid(row["namespace"], row["id"]): row for row in rows}
             for place, timer in left:
                 if (timer.uuid, timer.revision) in written:
@@ -153,7 +155,7 @@ class PostgresStore(ServerStore):
                     whole, _ = timers_of([row] if row["definition"] is not None else [])
                     results[place] = None if ours else whole[0] if whole else Taken(row["fingerprint"])
         if len(results) < len(timers):
-            raise lost or Contended()
+            raise lost or (partly_written(Contended()) if wrote else Contended())
         return [results[place] for place in range(len(timers))]
 
     async def get(self, namespace: str, id: str) -> Timer | None:
@@ -244,6 +246,8 @@ class PostgresStore(ServerStore):
         lane_max: int | None = None,
         lane_limits: Mapping[int, int] = NO_LANE_LIMITS,
     ) -> Begun:
+        """If the response is lost, the result is unknown for all held shards, so this raises ``StoreIndeterminate``:
+        one statement selects and begins the timers, and only its response names their shards."""
         limits = encode(lane_limits).decode()
         summary, count, begun, refused = await self._begin(sql.BEGIN, owner_id, held, limit, lane_max, limits)
         now, number, next_at = (summary[name] for name in ("now", "number", "next_at"))

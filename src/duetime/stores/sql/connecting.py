@@ -21,7 +21,7 @@ LOG_SECONDS = 10.0
 
 
 class Misconfigured(StoreUnavailable):
-    """The server rejected the connection, and retrying can't help: its settings or ours must change."""
+    """The server rejected the connection or a statement, and retrying can't help: its settings or ours must change."""
 
 
 class Hosts:

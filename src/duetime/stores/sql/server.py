@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from duetime.clock import Clock
-from duetime.errors import StoreError
+from duetime.errors import StoreError, StoreIndeterminate
 from duetime.model import Namespace, Timer
 from duetime.store import ALL_ABILITIES, Abilities, Filter, Hint, Quarantine, Taken
 from duetime.stores.group_commit import GroupCommit
@@ -19,6 +19,11 @@ from duetime.stores.sql.namespaces import Namespaces
 from duetime.stores.sql.retention import cutoffs
 
 PUT_MAX = 500
+
+
+def partly_written(error: StoreError) -> StoreIndeterminate:
+    """The error of a put that failed after it had written some of its timers."""
+    return StoreIndeterminate(f"some timers were written before this error: {error}")
 
 
 class Hints(Protocol):
