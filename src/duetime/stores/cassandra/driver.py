@@ -130,6 +130,7 @@ class Session:
         self._cluster: Cluster | None = None
         self._session: Any = None
         self._prepared: dict[str, PreparedStatement] = {}
+        self._preparing = asyncio.Lock()
 
     def connect(self) -> None:
         """Connect; blocks."""
@@ -228,12 +229,17 @@ class Session:
     async def prepare(self, *statements: str) -> None:
         """Prepare statements ahead of time."""
         for statement in statements:
-            if statement not in self._prepared:
+            if statement in self._prepared:
+                continue
+            # Once at a time: the driver remembers only the object that it made last, weakly. It needs it to prepare the
+            # statement again on a node that has forgotten it.
+            async with self._preparing:
+                if statement in self._prepared:
+                    continue
                 try:
-                    prepared = await asyncio.to_thread(self._open.prepare, statement)
+                    self._prepared[statement] = await asyncio.to_thread(self._open.prepare, statement)
                 except Exception as error:
                     raise StoreUnavailable(f"Cassandra can't prepare a statement: {error}") from error
-                self._prepared[statement] = prepared
 
     async def read(self, statement: str, *arguments: Any, serial: bool = False) -> list[Any]:
         """Return the rows of a query, of all its pages."""
