@@ -419,13 +419,13 @@ class Receiver:
             answer()
 
     def _take(self, request: Received) -> Reply:
-        with self._changed:
+        with self._changed:  # A test that waits for the request may then change the reply to the next one.
             self.received.append(request)
             self._changed.notify_all()
-        replies = self._replies.get(request.path)
-        if replies is None:
-            return self._decide(request) if self._decide else OK
-        return replies.pop(0) if len(replies) > 1 else replies[0]
+            replies = self._replies.get(request.path)
+            if replies is None:
+                return self._decide(request) if self._decide else OK
+            return replies.pop(0) if len(replies) > 1 else replies[0]
 
 
 class _Connection(asyncio.Protocol):
