@@ -12,6 +12,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from duetime.clock import SystemClock
 from duetime.errors import StoreError, StoreIndeterminate, StoreUnavailable
 from duetime.model import Timer
@@ -110,9 +112,14 @@ def blind_retry() -> None:
     def blind(verb: Callable[..., Any]) -> Callable[..., Any]:
         async def again(*arguments: Any, **named: Any) -> Any:
             try:
-                return await verb(*arguments, **named)
+                result = await verb(*arguments, **named)
             except StoreIndeterminate as error:
                 raise StoreUnavailable(str(error)) from error
+            if isinstance(result, Begun):
+                return msgspec.structs.replace(result, unknown=frozenset())
+            if None in result:
+                raise StoreUnavailable("planted")
+            return result
 
         return again
 

@@ -224,6 +224,21 @@ async def test_shard_that_another_instance_claimed_is_no_longer_suspect() -> Non
 
 
 @on_virtual_time
+async def test_suspect_shards_pass_to_others_while_the_clock_is_wrong() -> None:
+    world, clock = World(), Machine()
+    ours, theirs = world.new(b"3" * 16, clock), world.new(SECOND)
+    await ours.run_once()
+    assert len(ours.held()) == SHARDS
+    ours.distrust([1, 2])  # as after a begin that a suspended machine broke off
+    clock.skew_ms = 3_600_000
+    for _ in range(30):
+        for each in (ours, theirs):
+            await each.run_once()
+        await asyncio.sleep(LEASE_MS / 3000)
+    assert set(theirs.held()) == set(range(SHARDS))
+
+
+@on_virtual_time
 async def test_an_indeterminate_write_during_a_renewal_is_not_forgotten() -> None:
     world = World()
     await world.start()

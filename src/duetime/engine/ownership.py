@@ -132,7 +132,9 @@ class Ownership:
         free = renewal.free - self._held.keys()
         self._free, self._unowned = free, free & self._free
         self._reports_unowned = self.owner_id == min(renewal.instances, default=self.owner_id)
-        await self._move_out(self._held.keys() - wanted)
+        # With a wrong clock, suspect shards are not claimed again: they are released like the others.
+        suspect = set() if self._serving else self._suspect
+        await self._move_out((self._held.keys() | suspect) - wanted)
         self._telemetry.owned_shards(len(self._held))
         self._next_wait_ms = self._lease_ms / 3
         if self._leaving or self._suspect or self._clock.monotonic() >= self._trusted_until:

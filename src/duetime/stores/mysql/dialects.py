@@ -13,6 +13,8 @@ class Dialect(Struct, frozen=True):
     """The template of ``select_into_variable``."""
     share: str
     """The lock of a fence, which blocks claims."""
+    skip: str
+    """The lock of a second claim, which omits the shards that another transaction keeps locked, if the server can."""
     now: str
     """The store's clock in milliseconds."""
     read_only: str
@@ -54,6 +56,7 @@ class Dialect(Struct, frozen=True):
 MYSQL = Dialect(
     select_into="SET @{variable} = {when}(SELECT {what} {rows} {lock}){check}",
     share="LOCK IN SHARE MODE",
+    skip="FOR UPDATE SKIP LOCKED",
     now="CAST(FLOOR(UNIX_TIMESTAMP(NOW(3)) * 1000) AS SIGNED)",
     read_only="@@global.read_only",
     limited_select="SELECT /*+ MAX_EXECUTION_TIME({ms}) */ {rest}",
@@ -71,6 +74,7 @@ TIDB = Dialect(
     # rows again, but it does not assign NULL.
     select_into="SELECT @{variable} := ({when}{what}{check}) {rows} {lock}",
     share="FOR UPDATE",  # LOCK IN SHARE MODE is rejected or has no effect
+    skip="FOR UPDATE",
     # The timestamp of the transaction comes from PD, the only clock that all servers of a cluster share. Outside a
     # transaction there is none; then this is NULL, and every comparison with it is false.
     now="NULLIF(CAST(CAST(@@tidb_current_ts AS UNSIGNED) >> 18 AS SIGNED), 0)",

@@ -100,7 +100,9 @@ def put(timers: Sequence[Timer], marks: range) -> tuple[str, ...]:
         # become final. The join starts with history, which nearly always contains none of them.
         "DELETE timers FROM history FORCE INDEX (history_uuid) STRAIGHT_JOIN timers ON timers.uuid = history.uuid "
         f"WHERE history.uuid IN {uuids} AND {ours}",
-        "SET @written = @written - ROW_COUNT()",
+        # If the client's connection breaks meanwhile, the server goes on, but ROW_COUNT() may be -1. Then @written does
+        # not match, and the last statement counts the timers.
+        "SET @written = @written - ABS(ROW_COUNT())",
         *count(tally, f"@written = {len(timers)}"),
         # Only if some identities were in use, the inserted timers are counted, by an index that covers the query.
         f"INSERT INTO tallies SELECT namespace, 'pending', {LIVE_SLICE}, {_SPREAD}, number FROM "

@@ -42,7 +42,7 @@ from duetime.stores.mysql import statements as sql
 from duetime.stores.mysql.literals import listed, literal
 from duetime.stores.mysql.migration import migrate
 from duetime.stores.mysql.namespaces import Namespaces
-from duetime.stores.mysql.pool import BUSY, NO_PARTITION, READ_ONLY, MysqlPool, Refused, Result
+from duetime.stores.mysql.pool import BUSY, LOCK_SECONDS_MAX, NO_PARTITION, READ_ONLY, MysqlPool, Refused, Result
 from duetime.stores.mysql.rows import timers_of
 from duetime.stores.mysql.slices import drop_rows, drop_slices, make_slices
 from duetime.stores.sql.columns import TIMER, encode
@@ -63,6 +63,8 @@ BUSY_SECONDS_MAX = 0.05
 INSTANCES_MAX, TURNS_PER_MS = 1 << 12, 1 << 8
 """The mark of a timer is its place in the order of creation: time, turn within the millisecond, number of the instance.
 So no two instances create the same mark, unless one runs while ``INSTANCES_MAX`` others start."""
+CLAIM_SECONDS_MAX = 1
+"""How long a claim waits for a lock. A begin or a record holds it for much less."""
 UPKEEP_SECONDS_MAX = 60
 LIVE = ("pending", "executing")
 NO_SLICE = frozenset({NO_PARTITION, 1048})
@@ -194,6 +196,8 @@ class MysqlStore(ServerStore):
                 except StoreIndeterminate as error:
                     lost = error
                 rows = await self._taken([timers[place].uuid for place in left])
+                if rows:
+                    await self._flush()
             except StoreUnavailable as error:
                 raise lost or (partly_written(error) if wrote else error) from error
             for place in left:
@@ -203,6 +207,14 @@ class MysqlStore(ServerStore):
             if len(results) == len(timers):
                 return [results[place] for place in range(len(timers))]
         raise lost or (partly_written(Contended()) if wrote else Contended())
+
+    async def _flush(self) -> None:
+        """Return when everything read so far is on disk. Without a binary log, the server shows the changes of a commit
+        before it has flushed them; the flush of a later commit includes them."""
+        await self._pool.write(
+            "INSERT INTO meta SELECT CONCAT('flush ', CONNECTION_ID() % 8), 1 FROM DUAL "
+            "ON DUPLICATE KEY UPDATE value = meta.value + 1"
+        )
 
     def _marks(self, number: int) -> range:
         """Reserve the next marks for timers that are created in this order."""
@@ -306,17 +318,32 @@ class MysqlStore(ServerStore):
         )
 
     async def claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int) -> dict[int, int]:
+        try:
+            return await self._claim(owner_id, shards, lease_ms)
+        except Refused as refused:
+            if refused.code not in BUSY:
+                raise
+        # A suspended client may keep a shard locked until the server ends its transaction. Renewals must not wait for
+        # that: claim the other shards.
+        return await self._claim(owner_id, shards, lease_ms, lock=self._pool.dialect.skip)
+
+    async def _claim(self, owner_id: bytes, shards: Collection[int], lease_ms: int, lock: str = "") -> dict[int, int]:
         owner, some = literal(owner_id), listed(sorted(shards))
         mine = f"shard IN {some} AND (lease_until <= @now OR owner_id <=> {owner})"
-        results = await self._write(
+        results = await self._pool.write(
+            f"SET SESSION innodb_lock_wait_timeout = {CLAIM_SECONDS_MAX}",
             f"SET @now = {self._now}",
             # Recorded under the lock: after the commit, claimed shards can't be told from those held before.
             self._pool.dialect.select_into_variable(
-                "claimed", "COALESCE(GROUP_CONCAT(shard), '')", f"FROM shards WHERE {mine}"
+                "claimed", "COALESCE(GROUP_CONCAT(shard), '')", f"FROM shards WHERE {mine}", lock=lock
             ),
+            # By key, it would wait for the locks that the statement above has omitted.
             f"UPDATE shards SET owner_id = {owner}, version = version + 1, lease_until = @now + {lease_ms} "
-            f"WHERE shard IN {some} AND FIND_IN_SET(shard, @claimed)",
-            then=[f"SELECT shard, version FROM shards WHERE owner_id = {owner} AND FIND_IN_SET(shard, @claimed)"],
+            "WHERE FIND_IN_SET(shard, @claimed)",
+            then=[
+                f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS_MAX}",
+                f"SELECT shard, version FROM shards WHERE owner_id = {owner} AND FIND_IN_SET(shard, @claimed)",
+            ],
         )
         return dict(results[-1].rows)
 
@@ -394,6 +421,8 @@ class MysqlStore(ServerStore):
     ) -> tuple[list[Timer] | None, frozenset[int]]:
         """Begin these timers. Return them, or None if one of them has changed since it was read or a shard has a new
         owner; and the shards in which it is unknown whether timers were begun."""
+        if self._pending_quarantine.rows:
+            await self._pending_quarantine.put(owner_id, self._now)
         if not chosen:
             return [], frozenset()
         try:
