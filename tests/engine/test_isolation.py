@@ -155,7 +155,7 @@ class Scene:
         self.hosts = Hosts(self.clock)
         self.weights = weights or {}
         self.options = EngineOptions(**{"lease_ms": 3_000, **options})
-        self.looks = 0
+        self.looks = self.engines = 0
         self.by_lane: Counter[bool] = Counter()
         self.running: list[tuple[Engine, asyncio.Task[None]]] = []
         self.engine = self.new_engine()
@@ -163,6 +163,7 @@ class Scene:
         self.service = Service(self.store, self.namespaces, {HttpTarget: self.hosts}, self.clock, self.nudge)
 
     def new_engine(self) -> Engine:
+        self.engines += 1
         engine = Engine(
             self.store,
             {HttpTarget: self.hosts},
@@ -171,6 +172,7 @@ class Scene:
             self.options,
             uniform=lambda low, high: high,
             weight=lambda name: self.weights.get(name, 1),
+            owner_id=b"engine %d" % self.engines,  # with random ids, one engine may get none of so few shards
         )
         look = engine.look
 
