@@ -71,10 +71,18 @@ class Scene:
             self.telemetry,
             EngineOptions(**{"lease_ms": 3_000, **options}),
             uniform=lambda a, b: b,
+            owner_id=b"engine 1",
         )
         self.namespaces = Namespaces(self.store, self.clock, self.engine.nudge)
         deliverers = {HttpTarget: self.deliverer}
         self.service = Service(self.store, self.namespaces, deliverers, self.clock, self.engine.nudge)
+
+    def another_engine(self) -> Engine:
+        """Gets some of the 8 shards; with random ids, it might get none."""
+        return Engine(
+            *(self.store, {HttpTarget: self.deliverer}, self.clock, Telemetry(), self.engine.options),
+            owner_id=b"engine 2",
+        )
 
     async def start(self) -> None:
         await self.namespaces.start()
@@ -430,7 +438,7 @@ async def test_a_second_instance_takes_its_share_and_gives_it_back() -> None:
     scene = Scene()
     await scene.start()
     assert len(scene.engine.ownership.held()) == 8
-    other = Engine(scene.store, {HttpTarget: scene.deliverer}, scene.clock, Telemetry(), scene.engine.options)
+    other = scene.another_engine()
     running = asyncio.create_task(other.run())
     await asyncio.sleep(10)
     mine, theirs = set(scene.engine.ownership.held()), set(other.ownership.held())
@@ -457,7 +465,7 @@ async def test_a_shard_does_not_move_during_a_begin() -> None:
     await scene.start()
     for n in range(200):
         await scene.create(f"t{n}", in_ms=50 * n)
-    other = Engine(scene.store, {HttpTarget: scene.deliverer}, scene.clock, Telemetry(), scene.engine.options)
+    other = scene.another_engine()
     running = asyncio.create_task(other.run())
     await asyncio.sleep(20)
     assert len(other.ownership.held()) > 0
