@@ -46,8 +46,8 @@ from duetime.service import Service
 from duetime.settings import Settings
 from duetime.settings.keyfile import ensure_api_key
 from duetime.store import About, Hint, Store
+from duetime.stores.connecting import Misconfigured
 from duetime.stores.memory import MemoryStore
-from duetime.stores.sql.connecting import Misconfigured
 from duetime.stores.sqlite.store import SqliteStore
 from duetime.telemetry import Telemetry
 from duetime.version import __version__

@@ -11,9 +11,9 @@ import asyncmy
 import pytest
 
 from duetime.errors import SettingsError, StoreUnavailable
+from duetime.stores.connecting import Misconfigured
 from duetime.stores.mysql.pool import MysqlPool, connect_arguments
 from duetime.stores.mysql.store import MysqlStore
-from duetime.stores.sql.connecting import Misconfigured
 from tests.contract.timers import timer
 from tests.deliverers.conftest import Certificates
 from tests.mysql import Mariadb, Mysql, MysqlServer

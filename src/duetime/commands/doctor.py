@@ -24,7 +24,7 @@ from duetime.node import build_broker
 from duetime.settings import Settings, load
 from duetime.settings.keyfile import KEY_FILE
 from duetime.store import Abilities, TimeSource
-from duetime.stores.sql.connecting import Misconfigured
+from duetime.stores.connecting import Misconfigured
 from duetime.stores.sqlite.lock import holder, open_to_others, too_many_names
 
 DISK_BYTES_MIN = 1 << 30

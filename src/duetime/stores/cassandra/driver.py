@@ -36,7 +36,7 @@ from cassandra.query import BatchStatement, PreparedStatement, tuple_factory
 
 from duetime.databases import each_host
 from duetime.errors import SettingsError, StoreError, StoreIndeterminate, StoreUnavailable
-from duetime.stores.sql.connecting import Misconfigured
+from duetime.stores.connecting import Misconfigured
 
 PORT = 9042
 PROTOCOL = 5

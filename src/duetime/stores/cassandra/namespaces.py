@@ -8,12 +8,12 @@ import msgspec
 
 from duetime.errors import StoreUnavailable
 from duetime.model import Namespace
+from duetime.stores import cached_namespaces as namespaces
+from duetime.stores.cached_namespaces import Row, decode
 from duetime.stores.cassandra.driver import Call, Session
-from duetime.stores.sql import namespaces
-from duetime.stores.sql.columns import encode
-from duetime.stores.sql.namespaces import Row, decode
 
 TRIES_MAX = 8
+_encode = msgspec.json.Encoder().encode
 _COUNTED = "UPDATE namespaces SET changes = ?, number = ? WHERE part = 0 IF changes = ?"
 _INSERT = "UPDATE namespaces SET definition = ?, revision = ? WHERE part = 0 AND name = ? IF revision = null"
 _SWAP = "UPDATE namespaces SET definition = ?, revision = ? WHERE part = 0 AND name = ? IF revision = ?"
@@ -46,7 +46,7 @@ class Namespaces(namespaces.Namespaces):
             changes, number = await self._counts()
             if await self._rows(namespace.name) or (most is not None and number >= most):
                 return False
-            row = encode(namespace), namespace.revision, namespace.name
+            row = _encode(namespace), namespace.revision, namespace.name
             count = Call(_COUNTED, (changes + 1, number + 1, changes))
             if await self._session.apply([count, Call(_INSERT, row)]):
                 return True
@@ -58,7 +58,7 @@ class Namespaces(namespaces.Namespaces):
             stored = "SELECT revision FROM namespaces WHERE part = 0 AND name = ?"
             if await self._session.read(stored, before.name) != [(before.revision,)]:
                 return False
-            row = encode(after), after.revision, after.name, before.revision
+            row = _encode(after), after.revision, after.name, before.revision
             count = Call(_COUNTED, (changes + 1, number, changes))
             if await self._session.apply([count, Call(_SWAP, row)]):
                 return True

@@ -47,11 +47,11 @@ from duetime.stores.cassandra.opening import check
 from duetime.stores.cassandra.partition import ABOVE_ALL, Partition, new_id
 from duetime.stores.cassandra.rows import DELETE, Row, keys_of, leave, slot_of, write
 from duetime.stores.cassandra.tallies import Tallies
+from duetime.stores.connecting import wait_for_server
 from duetime.stores.datagram_hints import DatagramHints
 from duetime.stores.due_selection import Candidate, choose, choose_in_lanes
 from duetime.stores.group_commit import GroupCommit
-from duetime.stores.sql.connecting import wait_for_server
-from duetime.stores.sql.server import SharedStore
+from duetime.stores.shared_store import SharedStore
 from duetime.stores.unreadable import UNREADABLE, log_quarantined, timer_quarantined
 
 log = logging.getLogger(__name__)

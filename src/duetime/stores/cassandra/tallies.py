@@ -16,7 +16,6 @@ from collections.abc import Callable
 from duetime.errors import StoreError
 from duetime.model import DAY_MS, Status, Timer
 from duetime.stores.cassandra.driver import Session
-from duetime.stores.sql.tallies import by_status
 
 FLUSH_SECONDS = 1.0
 LIVE_DAY = 0
@@ -79,7 +78,7 @@ class Tallies:
         for name, status, timers in await self._session.read(_READ):
             if namespace in (None, name):
                 sums[status] += timers
-        return by_status((status, max(0, number)) for status, number in sums.items())
+        return {status: max(0, sums[status.value]) for status in Status}
 
     async def _keep_writing(self) -> None:
         while True:

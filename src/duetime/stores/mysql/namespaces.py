@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from duetime.model import Namespace
+from duetime.stores import cached_namespaces as namespaces
+from duetime.stores.cached_namespaces import Row, decode
 from duetime.stores.mysql.literals import listed, literal
 from duetime.stores.mysql.pool import MysqlPool
-from duetime.stores.sql import namespaces
 from duetime.stores.sql.columns import encode
-from duetime.stores.sql.namespaces import Row, decode
 
 
 def namespace_row(namespace: Namespace) -> tuple[Any, ...]:

@@ -32,8 +32,8 @@ from asyncmy.constants.CLIENT import MULTI_STATEMENTS
 
 from duetime.databases import address_of
 from duetime.errors import SettingsError, StoreIndeterminate, StoreUnavailable
+from duetime.stores.connecting import Hosts, Misconfigured
 from duetime.stores.mysql.dialects import DETECT, MYSQL, dialect_of
-from duetime.stores.sql.connecting import Hosts, Misconfigured
 
 ANSWER_SECONDS_MAX = 6.0
 READ_SECONDS_LESS = 1.0

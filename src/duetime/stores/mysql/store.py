@@ -35,6 +35,7 @@ from duetime.store import (
     Taken,
 )
 from duetime.stores.byte_budget import brief, fitting, in_parts
+from duetime.stores.connecting import wait_for_server
 from duetime.stores.datagram_hints import DatagramHints
 from duetime.stores.due_selection import Candidate, choose_in_lanes
 from duetime.stores.mysql import due, lists, quarantine, sessions
@@ -46,7 +47,6 @@ from duetime.stores.mysql.pool import BUSY, LOCK_SECONDS_MAX, NO_PARTITION, READ
 from duetime.stores.mysql.rows import timers_of
 from duetime.stores.mysql.slices import drop_rows, drop_slices, make_slices
 from duetime.stores.sql.columns import TIMER, encode
-from duetime.stores.sql.connecting import wait_for_server
 from duetime.stores.sql.server import ServerStore, partly_written
 from duetime.stores.sql.tallies import by_status
 from duetime.stores.unreadable import about_of, timer_quarantined

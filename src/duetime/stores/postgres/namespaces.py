@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from duetime.model import Namespace
+from duetime.stores import cached_namespaces as namespaces
+from duetime.stores.cached_namespaces import Row, decode
 from duetime.stores.postgres.pool import PostgresPool
-from duetime.stores.sql import namespaces
 from duetime.stores.sql.columns import encode
-from duetime.stores.sql.namespaces import Row, decode
 
 # The first release stores a namespace as one JSON document. It compares the document byte by byte and rewrites it
 # without fields that it does not know, so every later field has a column of its own.

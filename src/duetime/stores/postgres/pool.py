@@ -24,8 +24,8 @@ from asyncpg.connect_utils import SessionAttribute
 
 from duetime.databases import address_of
 from duetime.errors import StoreIndeterminate, StoreUnavailable
+from duetime.stores.connecting import Hosts, Misconfigured
 from duetime.stores.postgres.schema import SCHEMA
-from duetime.stores.sql.connecting import Hosts, Misconfigured
 
 ANSWER_SECONDS_MAX = 5.0
 OVERDUE_SECONDS = ANSWER_SECONDS_MAX + 1

@@ -34,6 +34,7 @@ from duetime.store import (
     Taken,
 )
 from duetime.stores.byte_budget import brief, in_parts
+from duetime.stores.connecting import wait_for_server
 from duetime.stores.postgres import quarantine, sessions
 from duetime.stores.postgres import statements as sql
 from duetime.stores.postgres.hints import PostgresHints
@@ -44,7 +45,6 @@ from duetime.stores.postgres.pool import Connection, PostgresPool, Refused
 from duetime.stores.postgres.rows import timers_of
 from duetime.stores.postgres.slices import drop_rows, drop_slices, make_slices
 from duetime.stores.sql.columns import encode, final_row, live_row, move_row, new_row
-from duetime.stores.sql.connecting import wait_for_server
 from duetime.stores.sql.page_orders import ORDERS
 from duetime.stores.sql.rules import end_row
 from duetime.stores.sql.server import ServerStore, partly_written
