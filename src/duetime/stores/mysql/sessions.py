@@ -12,6 +12,8 @@ _LATER = "ON DUPLICATE KEY UPDATE ends_at = GREATEST(ended_sessions.ends_at, {})
 def end(id: bytes, ends_at: Instant, *, forget_before: Instant) -> tuple[str, ...]:
     too_many = f"@recorded >= {ENDED_SESSIONS_MAX}"
     return (
+        # One at a time: otherwise the last DELETE could delete a row that @latest does not include.
+        "INSERT INTO ended_sessions VALUES ('', 0) ON DUPLICATE KEY UPDATE ends_at = ended_sessions.ends_at",
         f"DELETE FROM ended_sessions WHERE ends_at < {forget_before}",
         "SET @recorded = (SELECT COUNT(*) FROM ended_sessions)",
         "SET @latest = (SELECT MAX(ends_at) FROM ended_sessions)",
